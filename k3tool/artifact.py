@@ -1,0 +1,446 @@
+"""HDF5 artifacts and the safetensors writer: the only module that knows either library.
+
+It does not know what any artifact means; each stage names its own datasets.
+
+Every artifact file
+1. MUST carry `k3.kind` (one of KINDS) and `k3.schema` (an int per kind) as root attributes;
+2. MUST carry `k3.inputs`: sorted JSON list of {role, kind, name, content_sha256};
+3. MUST carry `k3.params`: sorted JSON of the options that change its content;
+4. MUST carry `k3.content_sha256`, and a reader MUST refuse the file when it does not match;
+5. MUST carry `k3.tool` (version, revision, dirty); it is not part of the digest;
+6. MAY carry `k3.target`, `k3.phase`, `k3.isa_hash`; a reader that passes an ISA hash MUST refuse
+   a file that has another one or none;
+7. MUST hold big data in datasets, never in attributes (HDF5 refuses attributes above 64 KiB);
+8. MUST give each dataset `axes` (JSON list of names), `unit` and `dtype` (logical: bf16 is u2);
+9. MUST NOT hold timestamps, machine names or absolute paths: same inputs, same digest;
+10. MUST be written beside its final name and renamed when complete; it is never edited.
+
+The digest is of content, not of file bytes: creation order, chunking and compression differ between
+equal artifacts. Strings count as their UTF-8 bytes, numbers as little-endian C-order bytes.
+"""
+
+import contextlib
+import functools
+import hashlib
+import json
+import os
+import subprocess
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, NamedTuple, Self
+
+import h5py
+import numpy as np
+import numpy.typing as npt
+
+from k3tool import __version__
+from k3tool.errors import ArtifactError, K3Error
+
+Array = npt.NDArray[Any]
+KINDS = ("coverage", "shards", "plan", "isa", "tokens", "trace", "bench")
+DATA_ALIGN_BYTES = 4096  # O_DIRECT reads need it; the page size is the safe unit everywhere
+_UNHASHED = ("k3.content_sha256", "k3.tool")
+_OPTIONAL = {"target": "k3.target", "phase": "k3.phase", "isa_hash": "k3.isa_hash"}
+
+
+class InputRef(NamedTuple):
+    """Name one input of an artifact by content; chained, these are its provenance."""
+
+    role: str
+    kind: str
+    name: str
+    content_sha256: str
+
+
+@dataclass(frozen=True, slots=True)
+class Dataset:
+    """Hold one array with the words a reader needs: axis names, unit and logical dtype.
+
+    `data` is numeric, boolean or an array or list of str. `dtype` defaults to the NumPy name and is
+    given where NumPy has none (`bf16` in u2, `mxfp4` and `e8m0` in u1).
+    """
+
+    data: Array | Sequence[str]
+    axes: tuple[str, ...]
+    unit: str = ""
+    dtype: str = ""
+
+
+def canonical_json(value: object) -> str:
+    """Return the one JSON text of a value: sorted keys, no spaces, so that equal means equal."""
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+
+
+@functools.cache
+def tool_version() -> str:
+    """Return version, git revision and dirty flag of this build, `unknown` outside a checkout."""
+    root = Path(__file__).resolve().parent.parent
+    if not (root / ".git").exists():
+        return f"{__version__} unknown"
+    try:
+        command = ["git", "-C", str(root), "describe", "--always", "--dirty"]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return f"{__version__} unknown"
+    return f"{__version__} {done.stdout.strip()}"
+
+
+# -- writing -----------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def atomic_path(path: Path) -> Iterator[Path]:
+    """Yield a temporary sibling of `path`; fsync and rename it there on success, else remove it.
+
+    Raises: K3Error (exit 1) when the directory cannot be written.
+    """
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        yield temporary
+        _fsync(temporary)
+        os.replace(temporary, path)
+        _fsync(path.parent)
+    except OSError as error:
+        raise K3Error(str(path), got=error.strerror or str(error), need="a writable file") from None
+    finally:
+        with contextlib.suppress(OSError):
+            temporary.unlink(missing_ok=True)
+
+
+def _fsync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def write_artifact(
+    path: str | Path,
+    kind: str,
+    schema: int,
+    datasets: Mapping[str, Dataset],
+    attrs: Mapping[str, str | int | float | bool] | None = None,
+    inputs: Iterable[InputRef] = (),
+    params: Mapping[str, object] | None = None,
+    *,
+    target: str | None = None,
+    phase: str | None = None,
+    isa_hash: str | None = None,
+) -> str:
+    """Write one artifact atomically and return its content digest.
+
+    Dataset names may hold `/` (groups). `attrs` are small root attributes of the caller's own;
+    names that start with `k3.` are ours.
+    Raises: K3Error when the file cannot be written.
+    """
+    assert kind in KINDS, kind
+    roots: dict[str, str | int | float | bool] = dict(attrs or {})
+    assert not any(name.startswith("k3.") for name in roots), sorted(roots)
+    roots["k3.kind"], roots["k3.schema"] = kind, schema
+    roots["k3.inputs"] = canonical_json([ref._asdict() for ref in sorted(inputs)])
+    roots["k3.params"] = canonical_json(dict(params or {}))
+    given = {"target": target, "phase": phase, "isa_hash": isa_hash}
+    roots.update({_OPTIONAL[key]: value for key, value in given.items() if value is not None})
+    stored = {name: _stored(name, dataset) for name, dataset in datasets.items()}
+    digest = _content_sha256(
+        roots, ((name, stored[name], _words(datasets[name])) for name in sorted(stored))
+    )
+    roots["k3.content_sha256"], roots["k3.tool"] = digest, tool_version()
+    path = Path(path)
+    with atomic_path(path) as temporary, h5py.File(temporary, "w") as file:
+        for name, value in sorted(roots.items()):
+            file.attrs[name] = value
+        for name in sorted(stored):
+            _write_dataset(file, name, stored[name], _words(datasets[name]))
+    return digest
+
+
+def _stored(name: str, dataset: Dataset) -> Array:
+    """Return the array as it is stored: strings as object, numbers little-endian C order."""
+    data = np.asarray(dataset.data)
+    if data.size == 0 and not isinstance(dataset.data, np.ndarray):
+        data = data.astype(object)  # an empty list here is an empty list of strings
+    if data.dtype.kind in "UO":
+        data = data.astype(object)
+        assert all(isinstance(item, str) for item in data.flat), f"{name}: not all strings"
+    else:
+        assert data.dtype.kind in "biuf", f"{name}: {data.dtype}"
+        data = np.ascontiguousarray(data, dtype=data.dtype.newbyteorder("<")).reshape(data.shape)
+    assert len(dataset.axes) == data.ndim, f"{name}: axes {dataset.axes} of shape {data.shape}"
+    return data
+
+
+def _words(dataset: Dataset) -> dict[str, str]:
+    data = np.asarray(dataset.data)
+    plain = "str" if data.dtype.kind in "UO" or data.size == 0 and data.dtype.kind == "f" and (
+        not isinstance(dataset.data, np.ndarray)
+    ) else data.dtype.name
+    return {
+        "axes": canonical_json(list(dataset.axes)),
+        "unit": dataset.unit,
+        "dtype": dataset.dtype or plain,
+    }
+
+
+def _write_dataset(file: h5py.File, name: str, data: Array, words: Mapping[str, str]) -> None:
+    dtype = h5py.string_dtype() if data.dtype.kind == "O" else data.dtype
+    # One contiguous extent, so that a reader may map it (see Artifact.extent).
+    dataset = file.create_dataset(name, data=data, dtype=dtype)
+    for key, value in words.items():
+        dataset.attrs[key] = value
+
+
+def _content_sha256(
+    roots: Mapping[str, object],
+    datasets: Iterable[tuple[str, Array, Mapping[str, str]]],
+) -> str:
+    digest = hashlib.sha256()
+
+    def put(data: bytes) -> None:
+        digest.update(len(data).to_bytes(8, "little"))  # lengths keep ("ab","c") from ("a","bc")
+        digest.update(data)
+
+    put(canonical_json({k: v for k, v in roots.items() if k not in _UNHASHED}).encode())
+    for name, data, words in datasets:
+        put(canonical_json([name, dict(words), list(data.shape)]).encode())
+        if data.dtype.kind == "O":
+            put(b"str")
+            for item in data.flat:
+                put(item.encode())
+        else:
+            put(data.dtype.str.encode())
+            digest.update(memoryview(np.ascontiguousarray(data).reshape(-1)).cast("B"))
+    return digest.hexdigest()
+
+
+# -- reading -----------------------------------------------------------------------------------
+
+
+class Artifact:
+    """An open, verified artifact; a context manager.
+
+    `attrs` are the writer's own root attributes as plain Python values; `read` gives arrays
+    (strings as an object array of str).
+    """
+
+    def __init__(self, path: Path, file: h5py.File) -> None:
+        """Take an open file whose kind, schema and digest have been checked (open_artifact)."""
+        self.path = path
+        self._file = file
+        self._roots = _roots(file)
+        self.attrs = {k: v for k, v in self._roots.items() if not k.startswith("k3.")}
+        self.kind = str(self._roots["k3.kind"])
+        self.schema = int(self._roots["k3.schema"])
+        self.tool = str(self._roots["k3.tool"])
+        self.digest = str(self._roots["k3.content_sha256"])
+        self.inputs = [InputRef(**entry) for entry in json.loads(self._roots["k3.inputs"])]
+        self.params: dict[str, Any] = json.loads(self._roots["k3.params"])
+        self.target: str | None = self._roots.get("k3.target")
+        self.phase: str | None = self._roots.get("k3.phase")
+        self.isa_hash: str | None = self._roots.get("k3.isa_hash")
+
+    def names(self) -> list[str]:
+        """Return all dataset names, sorted."""
+        return _dataset_names(self._file)
+
+    def read(self, name: str) -> Array:
+        """Return one dataset whole. Raises: ArtifactError naming the file if it is absent."""
+        return _read_stored(self._dataset(name))
+
+    def unit(self, name: str) -> str:
+        """Return the unit a dataset was written with."""
+        return str(self._dataset(name).attrs["unit"])
+
+    def extent(self, name: str) -> tuple[int, int]:
+        """Return (offset, size) in bytes of a numeric dataset in the file, for mapping it.
+
+        Raises: ArtifactError if the dataset has no bytes in one piece (strings, empty).
+        """
+        dataset = self._dataset(name)
+        offset = dataset.id.get_offset()
+        if offset is None or h5py.check_string_dtype(dataset.dtype) is not None:
+            raise ArtifactError(f"{self.path}: {name}", got="no single extent", need="plain numbers")
+        return int(offset), int(dataset.id.get_storage_size())
+
+    def as_input(self, role: str) -> InputRef:
+        """Return this artifact as an input of another one; only its file name is kept."""
+        return InputRef(role, self.kind, self.path.name, self.digest)
+
+    def _dataset(self, name: str) -> h5py.Dataset:
+        found = self._file.get(name)
+        if not isinstance(found, h5py.Dataset):
+            raise ArtifactError(f"{self.path}: {name}", got="absent", need="a dataset")
+        return found
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
+
+    def __enter__(self) -> Self:
+        """Return itself."""
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Close the file."""
+        self.close()
+
+
+def open_artifact(
+    path: str | Path,
+    kind: str | None = None,
+    schema: int | None = None,
+    *,
+    isa_hash: str | None = None,
+) -> Artifact:
+    """Open an artifact after checking kind, schema, ISA hash and digest.
+
+    `kind` and `schema` None accept any known kind (provenance only).
+    Raises: ArtifactError naming the file and what differs.
+    """
+    path = Path(path)
+    if not path.is_file():
+        raise ArtifactError(str(path), got="no such file", need=f"a {kind or 'k3tool'} artifact")
+    try:
+        file = h5py.File(path, "r")
+    except OSError:
+        raise ArtifactError(
+            str(path), got="not a readable HDF5 file", need=f"a {kind or 'k3tool'} artifact"
+        ) from None
+    try:
+        _check_roots(path, file, {"k3.kind": kind, "k3.schema": schema, "k3.isa_hash": isa_hash})
+        _check_digest(path, file)
+        return Artifact(path, file)
+    except BaseException:
+        file.close()
+        raise
+
+
+def _check_roots(path: Path, file: h5py.File, wanted: Mapping[str, object]) -> None:
+    roots = _roots(file)
+    required = ("k3.kind", "k3.schema", "k3.inputs", "k3.params", "k3.content_sha256", "k3.tool")
+    for name in required:
+        if name not in roots:
+            raise ArtifactError(f"{path}: {name}", got="absent", need="a k3tool artifact")
+    hints = {"k3.isa_hash": "re-run emit-isa with this build", "k3.schema": "re-run its stage"}
+    for name, need in wanted.items():
+        if need is not None and roots.get(name) != need:
+            got = roots.get(name, "none")
+            raise ArtifactError(f"{path}: {name[3:]}", got=got, need=need, hint=hints.get(name))
+    if roots["k3.kind"] not in KINDS:
+        raise ArtifactError(f"{path}: kind", got=roots["k3.kind"], need=f"one of {list(KINDS)}")
+
+
+def _check_digest(path: Path, file: h5py.File) -> None:
+    roots = _roots(file)
+    try:
+        found = _content_sha256(
+            roots,
+            (
+                (name, _read_stored(file[name]), _roots(file[name]))
+                for name in _dataset_names(file)
+            ),
+        )
+    except (OSError, RuntimeError, UnicodeDecodeError) as error:
+        raise ArtifactError(
+            str(path), got=f"unreadable content ({error})", need="an intact file"
+        ) from None
+    if found != roots["k3.content_sha256"]:
+        raise ArtifactError(
+            f"{path}: content_sha256",
+            got=found[:16] + "..",
+            need=f"{str(roots['k3.content_sha256'])[:16]}..",
+            hint="the file was altered or damaged: write it again",
+        )
+
+
+def _roots(node: h5py.File | h5py.Dataset) -> dict[str, Any]:
+    """Return attributes as plain Python: h5py hands out np.int64, np.bool_ and bytes."""
+    values: dict[str, Any] = {}
+    for name, value in node.attrs.items():
+        plain = value.item() if isinstance(value, np.generic) else value
+        values[str(name)] = plain.decode() if isinstance(plain, bytes) else plain
+    return values
+
+
+def _dataset_names(file: h5py.File) -> list[str]:
+    names: list[str] = []
+    file.visititems(lambda name, node: names.append(name) if isinstance(node, h5py.Dataset) else None)
+    return sorted(names)
+
+
+def _read_stored(dataset: h5py.Dataset) -> Array:
+    if h5py.check_string_dtype(dataset.dtype) is None:
+        return np.asarray(dataset[()])
+    raw = np.asarray(dataset[()], dtype=object)
+    out = np.empty(raw.shape, dtype=object)
+    for index, item in enumerate(raw.flat):
+        out.flat[index] = item.decode() if isinstance(item, bytes) else str(item)
+    return out
+
+
+# -- safetensors -------------------------------------------------------------------------------
+
+
+class TensorBytes(NamedTuple):
+    """Describe one tensor to be written: its header fields and where its bytes come from.
+
+    `chunks` yields the bytes in order, in pieces of any size that together fill the shape.
+    """
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    n_bytes: int
+    chunks: Iterable[bytes | memoryview]
+
+
+def safetensors_header(
+    tensors: Sequence[TensorBytes], metadata: Mapping[str, object]
+) -> bytes:
+    """Return length word and header, padded so that data starts on a 4 KiB file offset.
+
+    One metadata key: with two or more the stock writer's order, and so the file's hash, is random.
+    """
+    header: dict[str, object] = {"__metadata__": {"k3": canonical_json(dict(metadata))}}
+    offset = 0
+    for tensor in tensors:
+        header[tensor.name] = {
+            "dtype": tensor.dtype,
+            "shape": list(tensor.shape),
+            "data_offsets": [offset, offset + tensor.n_bytes],
+        }
+        offset += tensor.n_bytes
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-(len(text) + 8) % DATA_ALIGN_BYTES)
+    return len(text).to_bytes(8, "little") + text
+
+
+def write_safetensors(
+    path: str | Path, tensors: Sequence[TensorBytes], metadata: Mapping[str, object]
+) -> dict[str, str]:
+    """Stream tensors in the given order into one file; return the sha256 of each tensor's bytes.
+
+    Raises: K3Error when the file cannot be written. A tensor whose chunks do not fill its size is
+    our bug and an assertion.
+    """
+    path = Path(path)
+    digests: dict[str, str] = {}
+    with atomic_path(path) as temporary, temporary.open("wb") as file:
+        file.write(safetensors_header(tensors, metadata))
+        for tensor in tensors:
+            digest, n_bytes = hashlib.sha256(), 0
+            for chunk in tensor.chunks:
+                file.write(chunk)
+                digest.update(chunk)
+                n_bytes += len(chunk)
+            assert n_bytes == tensor.n_bytes, (tensor.name, n_bytes, tensor.n_bytes)
+            digests[tensor.name] = digest.hexdigest()
+    return digests

@@ -1,0 +1,1 @@
+"""Checkpoints on disk: headers, index, identity, coverage, slices and our rank shards."""

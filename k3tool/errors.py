@@ -1,0 +1,59 @@
+"""Every error a user can meet, one class per exit code, built from named fields.
+
+The text is `k3tool <stage>: <object>: got <x>, need <y>` and an optional `hint` line; the stage is
+added by the command line, because the library does not know which command called it.
+"""
+
+
+class K3Error(Exception):
+    """Report a failure that is the fault of neither usage, input nor target: exit code 1.
+
+    `object` names the thing at fault (a file, a tensor, a field, an option), `got` what was found,
+    `need` what would have been accepted, `hint` one action the user can take.
+    """
+
+    exit_code = 1
+
+    def __init__(
+        self, object: str, *, got: object, need: object, hint: str | None = None
+    ) -> None:
+        """Keep the fields; the text is derived from them so that it is the same everywhere."""
+        super().__init__(object, got, need, hint)
+        self.object = object
+        self.got = got
+        self.need = need
+        self.hint = hint
+
+    def text(self, stage: str | None = None) -> str:
+        """Return the message as the user sees it: one line, and a hint line where there is one."""
+        prefix = f"k3tool {stage}: " if stage else ""
+        line = f"{prefix}{self.object}: got {self.got}, need {self.need}"
+        return f"{line}\n  hint: {self.hint}" if self.hint else line
+
+    def __str__(self) -> str:
+        """Return the message without a stage."""
+        return self.text()
+
+
+class UsageError(K3Error):
+    """Report a bad option or argument, before any weight is read: exit code 2."""
+
+    exit_code = 2
+
+
+class ArtifactError(K3Error):
+    """Report an input or artifact that is missing, damaged, mismatched or stale: exit code 3."""
+
+    exit_code = 3
+
+
+class UnsoundError(K3Error):
+    """Report a result that must not be trusted, or a check that found a difference: exit code 4."""
+
+    exit_code = 4
+
+
+class TargetError(K3Error):
+    """Report a device, driver, compiler or memory that is absent or unfit: exit code 5."""
+
+    exit_code = 5

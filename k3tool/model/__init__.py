@@ -1,0 +1,1 @@
+"""The model as data: its config, its weight table, its operator graph."""
