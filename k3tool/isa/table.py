@@ -1,0 +1,347 @@
+"""THE table of ops: names, numbers, operands, parameters, slicing, placement, formula.
+
+Everything that knows an op is derived from this table or checked against it: the e-graph's
+constructors, the wire codec, the device record, the generated C header, the interpreters' dispatch,
+the disassembler, the coverage gate and the manual. It does not hold numerics (``k3tool.ref`` has the
+meaning of each op, ``kernels_common/ops`` its bits).
+
+Numbers are written here and never reused, because programs are stored in files for later: the
+tempting ``enum.auto()`` would renumber every stored program when a row is inserted.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Literal
+
+ISA_VERSION = 1
+RECORD_WORDS = 16
+N_HANDLES = 12
+NO_HANDLE = 0xFFFF
+# Words of the record: 0 = op | flags << 16; 1..6 = twelve 16-bit tensor handles; then what every op
+# has, so that a checker can derive an instruction's writes without knowing the op; then parameters.
+WORD_HANDLES, WORD_UNITS, WORD_WIDTH, WORD_UNIT_COLS, WORD_PARAMS = 1, 7, 8, 9, 10
+N_PARAMS = RECORD_WORDS - WORD_PARAMS
+PAGE_TOKENS = 256  # the length of a softmax page: fixed in numerics version 1
+ROUTE_WORDS_PER_EXPERT = 2  # a route row is top_k expert ids (u32), then top_k weights (f32)
+CANDIDATE_WORDS = 4  # argmax candidate: best f32, index u32, second best f32, 0
+
+
+class Op(IntEnum):
+    """Opcodes. Append only."""
+
+    NOP = 0
+    # dense products
+    EMBED_BF16 = 16
+    GEMV_BF16 = 17
+    GEMV_BF16_BLOCKS = 18
+    NORM_GEMV_BF16 = 19
+    GLU_BF16 = 20
+    # norms, residual mixing, elementwise
+    RMSNORM = 32
+    ATTN_RES = 33
+    ATTN_RES_NORM = 34
+    BLOCK_PUSH = 35
+    ADD = 36
+    MUL = 37
+    SIGMOID = 38
+    SILU = 39
+    SOFTCAP = 40
+    SITU = 41
+    L2NORM = 42
+    SCALE = 43
+    HEAD_RMSNORM = 44
+    # Kimi delta attention
+    SHORT_CONV = 48
+    CONV_SILU = 49
+    KDA_DECAY = 50
+    KDA_STEP = 51
+    KDA_CORE = 52
+    KDA_GATED_NORM = 53
+    # multi-head latent attention
+    MLA_QLAT = 56
+    MLA_CACHE = 57
+    MLA_ATTEND = 58
+    MLA_UV = 59
+    MLA_OUT_GATE = 60
+    MLA_UV_GATE = 61
+    # mixture of experts
+    ROUTER_TOPK = 64
+    MOE_UP_MXFP4 = 65
+    MOE_GLU_MXFP4 = 66
+    MOE_DOWN_MXFP4 = 67
+    # the choice of a token
+    ARGMAX = 72
+    ARGMAX_FOLD = 73
+    # collectives
+    ALL_REDUCE = 80
+    ALL_REDUCE_ADD = 81
+    ALL_GATHER = 82
+    REDUCE_GATHER = 83
+    REDUCE_GATHER_ADD = 84
+
+
+# Numbers that later steps have a name for: an interpreter traps on them, a table may not use them.
+RESERVED: dict[int, str] = {1: "LOAD", 2: "EXPERT_FETCH", 3: "ROUND_BF16"}
+RETIRED: dict[int, str] = {}
+
+# What an operand is. "in": an activation; "peer": an activation in this collective's peer slots, read
+# from every rank; "weight"; "state": read and written in place, lives across steps; "inout": an
+# activation written in place; "out": the result.
+Role = Literal["in", "peer", "weight", "state", "inout", "out"]
+# What slices divide. A unit of "token" is one token's whole row; of every other axis it is
+# ``unit_cols`` neighbouring columns of the output for every token of the step.
+Unit = Literal["token", "row", "column", "channel", "head", "step"]
+# Where the result lives. "replicated": the same on every rank; "follow": as the first "in" operand;
+# "weight": rows of the weight, so sharded when the weight is split by rows; "partial": a subtree of
+# a row-parallel sum, to be reduced.
+Placement = Literal["replicated", "follow", "weight", "partial"]
+ParamKind = Literal["u32", "f32", "u32_per_rank"]
+
+ALL_PHASES = ("decode", "prefill")
+ALL_TARGETS = ("cpu", "cuda", "hip")
+
+
+@dataclass(frozen=True, slots=True)
+class Operand:
+    """A tensor operand: its handle slot is its position in the row."""
+
+    name: str
+    role: Role
+
+
+@dataclass(frozen=True, slots=True)
+class Param:
+    """A parameter word. ``f32`` holds bits; ``u32_per_rank`` is a stride that emission multiplies by the rank."""
+
+    name: str
+    kind: ParamKind
+    unit: str
+
+
+@dataclass(frozen=True, slots=True)
+class OpSpec:
+    """One row of the table.
+
+    ``grain`` is the number of units that a slice boundary is a multiple of. ``scratch`` gives the
+    floats of workgroup scratch for parameters ``p`` (by name, with ``n_units``, ``width``,
+    ``unit_cols``) and at most ``t`` tokens in a step.
+    """
+
+    op: Op
+    operands: tuple[Operand, ...]
+    params: tuple[Param, ...]
+    unit: Unit
+    grain: int
+    placement: Placement
+    doc: str
+    scratch: Callable[[Mapping[str, int], int], int]
+    phases: tuple[str, ...] = ALL_PHASES
+    targets: tuple[str, ...] = ALL_TARGETS
+
+    @property
+    def name(self) -> str:
+        """The op's name, upper snake."""
+        return self.op.name
+
+    @property
+    def output(self) -> Operand:
+        """The operand that holds the result: "out", else the one written in place."""
+        for role in ("out", "inout", "state"):
+            for operand in self.operands:
+                if operand.role == role:
+                    return operand
+        raise AssertionError(f"{self.name} writes nothing")
+
+    @property
+    def is_collective(self) -> bool:
+        """Whether it reads other ranks' peer slots."""
+        return any(operand.role == "peer" for operand in self.operands)
+
+    def slot(self, name: str) -> int:
+        """Return the handle slot of operand ``name``; raise KeyError if there is none."""
+        for slot, operand in enumerate(self.operands):
+            if operand.name == name:
+                return slot
+        raise KeyError(f"{self.name} has no operand {name}")
+
+    def word(self, name: str) -> int:
+        """Return the record word of parameter ``name``; raise KeyError if there is none."""
+        for index, param in enumerate(self.params):
+            if param.name == name:
+                return WORD_PARAMS + index
+        raise KeyError(f"{self.name} has no parameter {name}")
+
+
+def _operands(text: str) -> tuple[Operand, ...]:
+    """Parse ``x weight:w out:y``: a bare word is an activation read."""
+    rows = []
+    for word in text.split():
+        role, _, name = word.rpartition(":")
+        rows.append(Operand(name, role or "in"))  # type: ignore[arg-type]
+    return tuple(rows)
+
+
+def _params(text: str) -> tuple[Param, ...]:
+    """Parse ``K:u32:elements eps:f32:1``."""
+    rows = []
+    for word in text.split():
+        name, kind, unit = word.split(":")
+        rows.append(Param(name, kind, unit))  # type: ignore[arg-type]
+    return tuple(rows)
+
+
+def _none(p: Mapping[str, int], t: int) -> int:
+    return 0
+
+
+def _even_odd(k: int, t: int) -> int:
+    """Floats for ``t`` rows of ``k`` activations split into odd and even halves, padded to a lane chunk."""
+    return t * ((k + 127) // 128 * 128) + 64
+
+
+def _gemv(p: Mapping[str, int], t: int) -> int:
+    return _even_odd(p["K"], t)
+
+
+def _norm_gemv(p: Mapping[str, int], t: int) -> int:
+    return t * p["K"] + 64 + _even_odd(p["K"], t)
+
+
+def _glu(p: Mapping[str, int], t: int) -> int:
+    return 2 * t * 64 + 64 + _even_odd(p["K"], t)
+
+
+def _attn_res(p: Mapping[str, int], t: int) -> int:
+    return 3 * p["width"] + 2 * p["n_blocks"] + 64
+
+
+def _head(p: Mapping[str, int], t: int) -> int:
+    return 8 * p["unit_cols"] + 64
+
+
+def _qlat(p: Mapping[str, int], t: int) -> int:
+    return p["nope"] + p["latent"] + 64
+
+
+def _attend(p: Mapping[str, int], t: int) -> int:
+    return p["page_tokens"] + 4 * (p["latent"] + p["rope"]) + 64
+
+
+def _uv(p: Mapping[str, int], t: int) -> int:
+    return t * 64 + 64 + _even_odd(p["latent"], t)
+
+
+def _router(p: Mapping[str, int], t: int) -> int:
+    return 3 * p["n_experts"] + 4 * p["top_k"] + 64
+
+
+def _moe_up(p: Mapping[str, int], t: int) -> int:
+    return 4 * 64 + 64 + _even_odd(p["K"], 1)
+
+
+def _moe_down(p: Mapping[str, int], t: int) -> int:
+    return 16 * 64 + 64 + _even_odd(p["K"], p["top_k"])
+
+
+def _row(
+    op: Op,
+    operands: str,
+    params: str,
+    unit: Unit,
+    grain: int,
+    placement: Placement,
+    scratch: Callable[[Mapping[str, int], int], int],
+    doc: str,
+    phases: tuple[str, ...] = ALL_PHASES,
+) -> OpSpec:
+    return OpSpec(op, _operands(operands), _params(params), unit, grain, placement, doc, scratch, phases)
+
+
+# fmt: off
+_ROWS: tuple[OpSpec, ...] = (
+    #    op                    operands                                             params                                          unit      grain placement     scratch     formula
+    _row(Op.NOP,               "out:y",                                             "",                                             "step",    1, "replicated", _none,      "nothing"),
+    _row(Op.EMBED_BF16,        "weight:table out:y",                                "vocab:u32:rows",                               "column", 16, "replicated", _none,      "y[t] = table[token_id[t]]: a move"),
+    _row(Op.GEMV_BF16,         "x weight:w out:y",                                  "K:u32:elements head_only:u32:flag",            "row",     8, "weight",     _gemv,      "y[t,r] = rule3(w[r], x[t]); head_only: tokens from head_from on"),
+    _row(Op.GEMV_BF16_BLOCKS,  "x weight:w out:y",                                  "K:u32:elements n_blocks:u32:blocks",           "row",     8, "partial",    _gemv,      "y[t,r] = tree(rule3 of each of this rank's n_blocks blocks of row r)"),
+    _row(Op.NORM_GEMV_BF16,    "x weight:norm weight:w out:y",                      "K:u32:elements eps:f32:1 head_only:u32:flag",  "row",     8, "weight",     _norm_gemv, "y[t,r] = rule3(w[r], rmsnorm(x[t]; norm, eps))"),
+    _row(Op.GLU_BF16,          "x weight:gate weight:up out:y",                     "K:u32:elements beta:f32:1 linear_beta:f32:1",  "row",     8, "weight",     _glu,       "y[t,r] = situ(rule3(gate[r], x[t]), rule3(up[r], x[t]))"),
+    _row(Op.RMSNORM,           "x weight:norm out:y",                               "eps:f32:1",                                    "token",   1, "follow",     _none,      "y = (x * (1 / sqrt(ss / width + eps))) * norm"),
+    _row(Op.ATTN_RES,          "prefix blocks weight:res_norm weight:res_proj out:y", "n_blocks:u32:blocks eps:f32:1",              "token",   1, "follow",     _attn_res,  "y = softmax-weighted mix of n_blocks finished blocks and the prefix (numerics, AttnRes)"),
+    _row(Op.ATTN_RES_NORM,     "prefix blocks weight:res_norm weight:res_proj weight:norm out:y", "n_blocks:u32:blocks eps:f32:1 norm_eps:f32:1", "token", 1, "follow", _attn_res, "y = rmsnorm(attn_res(prefix, blocks); norm, norm_eps)"),
+    _row(Op.BLOCK_PUSH,        "prefix inout:blocks",                               "index:u32:blocks",                             "column", 16, "follow",     _none,      "blocks[index] = prefix: a move"),
+    _row(Op.ADD,               "a b out:y",                                         "",                                             "column", 16, "follow",     _none,      "y = a + b"),
+    _row(Op.MUL,               "a b out:y",                                         "",                                             "column", 16, "follow",     _none,      "y = a * b"),
+    _row(Op.SIGMOID,           "x out:y",                                           "",                                             "column", 16, "follow",     _none,      "y = 1 / (1 + exp(-x))"),
+    _row(Op.SILU,              "x out:y",                                           "",                                             "column", 16, "follow",     _none,      "y = x * sigmoid(x)"),
+    _row(Op.SOFTCAP,           "x out:y",                                           "beta:f32:1",                                   "column", 16, "follow",     _none,      "y = beta * tanh(x / beta)"),
+    _row(Op.SITU,              "gate up out:y",                                     "beta:f32:1 linear_beta:f32:1",                 "column", 16, "follow",     _none,      "y = (softcap(gate; beta) * sigmoid(gate)) * softcap(up; linear_beta)"),
+    _row(Op.L2NORM,            "x out:y",                                           "eps:f32:1",                                    "head",    1, "follow",     _head,      "y = x * (1 / sqrt(sum x^2 + eps)) per head of unit_cols"),
+    _row(Op.SCALE,             "x out:y",                                           "factor:f32:1",                                 "column", 16, "follow",     _none,      "y = x * factor"),
+    _row(Op.HEAD_RMSNORM,      "x weight:norm out:y",                               "eps:f32:1",                                    "head",    1, "follow",     _head,      "y = (x * (1 / sqrt(ss / unit_cols + eps))) * norm per head"),
+    _row(Op.SHORT_CONV,        "x weight:conv state:taps out:y",                    "",                                             "channel", 16, "follow",    _none,      "y[t] = w0 x[t-3], then fma w1 x[t-2], w2 x[t-1], w3 x[t]; taps keep the last three x per slot"),
+    _row(Op.CONV_SILU,         "x weight:conv state:taps out:y",                    "",                                             "channel", 16, "follow",    _none,      "y = silu(short_conv(x))"),
+    _row(Op.KDA_DECAY,         "f weight:a_log weight:dt_bias out:y",               "lower_bound:f32:1",                            "head",    1, "follow",     _none,      "y = exp(lower_bound * sigmoid(exp(a_log[h]) * (f + dt_bias)))"),
+    _row(Op.KDA_STEP,          "q k v decay beta state:s out:y",                    "",                                             "head",    1, "follow",     _head,      "S = decay_i S; u = v - k.S; S = fma(k, beta u, S); y = q.S, in time order"),
+    _row(Op.KDA_CORE,          "q k v f b weight:a_log weight:dt_bias state:s out:y", "l2_eps:f32:1 q_scale:f32:1 lower_bound:f32:1", "head",  1, "follow",     _head,      "kda_step(scale(l2norm(q)), l2norm(k), v, kda_decay(f), sigmoid(b))"),
+    _row(Op.KDA_GATED_NORM,    "o weight:norm gate out:y",                          "eps:f32:1",                                    "head",    1, "follow",     _head,      "y = head_rmsnorm(o; norm, eps) * sigmoid(gate)"),
+    _row(Op.MLA_QLAT,          "q weight:kv_b out:y",                               "nope:u32:elements rope:u32:elements latent:u32:elements v:u32:elements", "head", 1, "follow", _qlat, "y[h] = [rule3 over nope of W_UK[h]^T q_nope | q_rope]"),
+    _row(Op.MLA_CACHE,         "x weight:norm state:cache",                         "latent:u32:elements rope:u32:elements eps:f32:1", "token", 1, "replicated", _none,     "cache[slot, position] = [rmsnorm(latent; norm, eps) | shared key]"),
+    _row(Op.MLA_ATTEND,        "q state:cache out:y",                               "latent:u32:elements rope:u32:elements scale:f32:1 page_tokens:u32:tokens", "head", 1, "follow", _attend, "y[h] = softmax(q.cache * scale) over positions <= own, by pages, times latent"),
+    _row(Op.MLA_UV,            "ctx weight:kv_b out:y",                             "nope:u32:elements v:u32:elements latent:u32:elements", "row", 8, "follow",  _uv,         "y[t,h*v+i] = rule3(W_UV[h][i], ctx[t,h])"),
+    _row(Op.MLA_OUT_GATE,      "o gate out:y",                                      "",                                             "column", 16, "follow",     _none,      "y = o * sigmoid(gate)"),
+    _row(Op.MLA_UV_GATE,       "ctx weight:kv_b gate out:y",                        "nope:u32:elements v:u32:elements latent:u32:elements", "row", 8, "follow",  _uv,         "y = mla_uv(ctx) * sigmoid(gate)"),
+    _row(Op.ROUTER_TOPK,       "logits weight:bias out:y",                          "n_experts:u32:experts top_k:u32:experts scale:f32:1", "token", 1, "replicated", _router, "top_k of sigmoid + bias, ids ascending; w = s / (sum s + 1e-20) * scale"),
+    _row(Op.MOE_UP_MXFP4,      "z route weight:w out:y",                            "K:u32:elements top_k:u32:experts",             "row",     8, "weight",     _moe_up,    "y[t,s,r] = rule3(w[expert s][r], z[t])"),
+    _row(Op.MOE_GLU_MXFP4,     "z route weight:w1 weight:w3 out:y",                 "K:u32:elements top_k:u32:experts beta:f32:1 linear_beta:f32:1", "row", 8, "weight", _moe_up, "y[t,s,r] = situ(rule3(w1[expert s][r], z[t]), rule3(w3[expert s][r], z[t]))"),
+    _row(Op.MOE_DOWN_MXFP4,    "x route weight:w2 out:y",                           "K:u32:elements top_k:u32:experts n_blocks:u32:blocks", "row", 8, "partial", _moe_down,   "y[t,r] = tree over blocks of sum over experts ascending of w_e * rule3(block of w2[e][r], x[t,s])"),
+    _row(Op.ARGMAX,            "logits out:y",                                      "vocab_base:u32_per_rank:rows vocab:u32:rows",  "step",    1, "partial",    _none,      "y[t] = (best, lowest index, second best) of this rank's logits"),
+    _row(Op.ARGMAX_FOLD,       "peer:x out:y",                                      "",                                             "step",    1, "replicated", _none,      "y[t] = (best, lowest index, second best) over all ranks"),
+    _row(Op.ALL_REDUCE,        "peer:x out:y",                                      "",                                             "column", 16, "replicated", _none,      "y = tree of the ranks' x"),
+    _row(Op.ALL_REDUCE_ADD,    "residual peer:x out:y",                             "",                                             "column", 16, "replicated", _none,      "y = residual + all_reduce(x)"),
+    _row(Op.ALL_GATHER,        "peer:x out:y",                                      "shard_cols:u32:columns",                       "column", 16, "replicated", _none,      "y = the ranks' x side by side"),
+    _row(Op.REDUCE_GATHER,     "peer:up peer:x out:y",                              "shard_cols:u32:columns",                       "column", 16, "replicated", _none,      "y = all_gather(up) + all_reduce(x)"),
+    _row(Op.REDUCE_GATHER_ADD, "residual peer:up peer:x out:y",                     "shard_cols:u32:columns",                       "column", 16, "replicated", _none,      "y = residual + (all_gather(up) + all_reduce(x))"),
+)
+# fmt: on
+
+SPECS: dict[Op, OpSpec] = {row.op: row for row in _ROWS}
+
+
+def check() -> None:
+    """Assert that the table is total, in range and unambiguous. Runs at import."""
+    assert set(SPECS) == set(Op), "every op has exactly one row"
+    assert len(_ROWS) == len(SPECS), "no op has two rows"
+    taken = set(RESERVED) | set(RETIRED)
+    for spec in _ROWS:
+        assert int(spec.op) not in taken, f"{spec.name} uses a reserved or retired number"
+        assert int(spec.op) < 1 << 16
+        assert len(spec.operands) <= N_HANDLES, spec.name
+        assert len(spec.params) <= N_PARAMS, spec.name
+        names = [o.name for o in spec.operands] + [p.name for p in spec.params]
+        assert len(set(names)) == len(names), f"{spec.name} names something twice"
+        assert spec.output.name, spec.name
+        assert set(spec.phases) <= set(ALL_PHASES), spec.name
+        assert set(spec.targets) <= set(ALL_TARGETS), spec.name
+
+
+def isa_hash() -> str:
+    """Return the SHA-256 of everything that gives a stored program its meaning.
+
+    Docs, scratch and grain are left out: they change no record. Stamped into plans and streams,
+    compiled into every interpreter, compared at load.
+    """
+    lines = [f"{ISA_VERSION} {RECORD_WORDS} {N_HANDLES} {WORD_UNITS} {WORD_WIDTH} {WORD_UNIT_COLS} {WORD_PARAMS} {PAGE_TOKENS}"]
+    for op in sorted(SPECS):
+        spec = SPECS[op]
+        operands = " ".join(f"{o.role}:{o.name}" for o in spec.operands)
+        params = " ".join(f"{p.kind}:{p.name}" for p in spec.params)
+        lines.append(f"{int(op)} {spec.name} {spec.unit} | {operands} | {params}")
+    return hashlib.sha256("\n".join(lines).encode()).hexdigest()
+
+
+check()
