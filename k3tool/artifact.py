@@ -146,7 +146,7 @@ def write_artifact(
     roots.update({_OPTIONAL[key]: value for key, value in given.items() if value is not None})
     stored = {name: _stored(name, dataset) for name, dataset in datasets.items()}
     digest = _content_sha256(
-        roots, ((name, stored[name], _words(datasets[name])) for name in sorted(stored))
+        roots, ((name, data, _words(datasets[name], data)) for name, data in sorted(stored.items()))
     )
     roots["k3.content_sha256"], roots["k3.tool"] = digest, tool_version()
     path = Path(path)
@@ -154,7 +154,7 @@ def write_artifact(
         for name, value in sorted(roots.items()):
             file.attrs[name] = value
         for name in sorted(stored):
-            _write_dataset(file, name, stored[name], _words(datasets[name]))
+            _write_dataset(file, name, stored[name], _words(datasets[name], stored[name]))
     return digest
 
 
@@ -173,11 +173,8 @@ def _stored(name: str, dataset: Dataset) -> Array:
     return data
 
 
-def _words(dataset: Dataset) -> dict[str, str]:
-    data = np.asarray(dataset.data)
-    plain = "str" if data.dtype.kind in "UO" or data.size == 0 and data.dtype.kind == "f" and (
-        not isinstance(dataset.data, np.ndarray)
-    ) else data.dtype.name
+def _words(dataset: Dataset, stored: Array) -> dict[str, str]:
+    plain = "str" if stored.dtype.kind == "O" else stored.dtype.name
     return {
         "axes": canonical_json(list(dataset.axes)),
         "unit": dataset.unit,
@@ -212,7 +209,7 @@ def _content_sha256(
                 put(item.encode())
         else:
             put(data.dtype.str.encode())
-            digest.update(memoryview(np.ascontiguousarray(data).reshape(-1)).cast("B"))
+            digest.update(np.ascontiguousarray(data).reshape(-1).view(np.uint8).data)
     return digest.hexdigest()
 
 
@@ -262,7 +259,9 @@ class Artifact:
         dataset = self._dataset(name)
         offset = dataset.id.get_offset()
         if offset is None or h5py.check_string_dtype(dataset.dtype) is not None:
-            raise ArtifactError(f"{self.path}: {name}", got="no single extent", need="plain numbers")
+            raise ArtifactError(
+                f"{self.path}: {name}", got="no single extent", need="plain numbers"
+            )
         return int(offset), int(dataset.id.get_storage_size())
 
     def as_input(self, role: str) -> InputRef:
@@ -372,7 +371,12 @@ def _roots(node: h5py.File | h5py.Dataset) -> dict[str, Any]:
 
 def _dataset_names(file: h5py.File) -> list[str]:
     names: list[str] = []
-    file.visititems(lambda name, node: names.append(name) if isinstance(node, h5py.Dataset) else None)
+
+    def visit(name: str, node: h5py.Group | h5py.Dataset) -> None:
+        if isinstance(node, h5py.Dataset):
+            names.append(name)
+
+    file.visititems(visit)
     return sorted(names)
 
 

@@ -1,0 +1,372 @@
+"""THE weight table: tensor-name patterns, dtypes, shapes, the split by TP rank, the claiming op.
+
+inspect, shard, the operator graph and coverage read this table; nothing else knows a tensor name.
+It does not read files. Shapes are stored shapes: an MXFP4 matrix [R, K] is `weight_packed`
+[R, K/2] (low nibble = even column) and `weight_scale` [R, K/32].
+
+A *leaf* is what the operator graph names: a tensor name without the layout's prefixes, except that
+all experts of one matrix in one layer are one leaf, `layers.3.block_sparse_moe.experts.w1`.
+Source: released index and modeling_kimi_linear.py; split: architecture section 7.
+"""
+
+import math
+import re
+from collections.abc import Callable, Iterator
+from enum import StrEnum
+from typing import NamedTuple
+
+from k3tool.model.config import K3Config
+from k3tool.model.config_fields import MXFP4_GROUP
+
+Shape = tuple[int, ...]
+
+
+class Split(StrEnum):
+    """Say how a stored tensor is divided over the ranks of a tensor-parallel group."""
+
+    REPLICATE = "replicate"  # every rank has all of it
+    ROWS = "rows"  # axis 0, by heads or by rows
+    LIVE_ROWS = "live_rows"  # axis 0 after dropping the zero padding behind the live heads
+    COLS = "cols"  # axis 1: a row-parallel matrix, its output is all-reduced
+    DROP = "drop"  # known, and not part of the text model
+
+
+class Where(StrEnum):
+    """Say for which layers a row of the table stands."""
+
+    GLOBAL = "global"
+    LAYER = "layer"
+    KDA = "kda"
+    MLA = "mla"
+    DENSE = "dense"
+    MOE = "moe"
+    EXPERT = "expert"
+    VISION = "vision"
+
+
+class TensorRow(NamedTuple):
+    """One row of the table. `{L}` and `{E}` in `pattern` are layer and expert."""
+
+    pattern: str
+    dtype: str
+    shape: Callable[[K3Config], Shape]
+    split: Split
+    claimed_by: str
+    where: Where
+    module: str
+
+
+class TensorSpec(NamedTuple):
+    """One expected tensor.
+
+    `shape` is the released shape, `live` the extent of axis 0 that holds values (they differ only
+    for the padded A_log). `layer` and `expert` are None where they mean nothing.
+    """
+
+    name: str
+    dtype: str
+    shape: Shape
+    split: Split
+    live: int
+    row: TensorRow
+    layer: int | None
+    expert: int | None
+    leaf: str
+
+
+class RankSlice(NamedTuple):
+    """The part of a stored tensor that a rank holds; `axis` None means all of it."""
+
+    axis: int | None
+    start: int
+    stop: int
+
+
+_R, _0, _1 = Split.REPLICATE, Split.ROWS, Split.COLS
+_MODEL, _LAYER = "model.", "model.layers.{L}."
+_ATTN, _MOE = _LAYER + "self_attn.", _LAYER + "block_sparse_moe."
+_EXPERT = _MOE + "experts.{E}."
+
+
+def _hidden(c: K3Config) -> Shape:
+    return (c.hidden_size,)
+
+
+def _to_one(c: K3Config) -> Shape:
+    return (1, c.hidden_size)
+
+
+def _vocab(c: K3Config) -> Shape:
+    return (c.vocab_size, c.hidden_size)
+
+
+def _kda_rows(c: K3Config) -> Shape:
+    return (c.linear_attn_config.width, c.hidden_size)
+
+
+def _kda_conv(c: K3Config) -> Shape:
+    return (c.linear_attn_config.width, 1, c.linear_attn_config.short_conv_kernel_size)
+
+
+def _kda_head(c: K3Config) -> Shape:
+    return (c.linear_attn_config.head_dim,)
+
+
+def _a_log(c: K3Config) -> Shape:
+    # One value a HEAD, padded with zeros to head_dim in the release: not one value a channel.
+    return (max(c.linear_attn_config.num_heads, c.linear_attn_config.head_dim),)
+
+
+def _gate_up(c: K3Config) -> Shape:
+    return (c.intermediate_size, c.hidden_size)
+
+
+def _shared_gate_up(c: K3Config) -> Shape:
+    return (c.shared_width, c.hidden_size)
+
+
+def _packed(rows: str, cols: str) -> Callable[[K3Config], Shape]:
+    return lambda c: (getattr(c, rows), getattr(c, cols) // 2)
+
+
+def _scale(rows: str, cols: str) -> Callable[[K3Config], Shape]:
+    return lambda c: (getattr(c, rows), getattr(c, cols) // MXFP4_GROUP)
+
+
+_INTER, _LATENT = "moe_intermediate_size", "routed_expert_hidden_size"
+_G, _L, _K, _M = Where.GLOBAL, Where.LAYER, Where.KDA, Where.MLA
+_DN, _MO, _EX = Where.DENSE, Where.MOE, Where.EXPERT
+
+
+# fmt: off
+TABLE: tuple[TensorRow, ...] = (
+    TensorRow(_MODEL + "embed_tokens.weight",              "BF16", _vocab,   _R, "EMBED",      _G, "embed"),
+    TensorRow(_MODEL + "output_attn_res_norm.weight",      "BF16", _hidden,  _R, "ATTN_RES",   _G, "head"),
+    TensorRow(_MODEL + "output_attn_res_proj.weight",      "BF16", _to_one,  _R, "ATTN_RES",   _G, "head"),
+    TensorRow(_MODEL + "norm.weight",                      "BF16", _hidden,  _R, "RMSNORM",    _G, "head"),
+    TensorRow("lm_head.weight",                            "BF16", _vocab,   _0, "LINEAR",     _G, "head"),
+
+    TensorRow(_LAYER + "self_attention_res_norm.weight",   "BF16", _hidden,  _R, "ATTN_RES",   _L, "norms"),
+    TensorRow(_LAYER + "self_attention_res_proj.weight",   "BF16", _to_one,  _R, "ATTN_RES",   _L, "norms"),
+    TensorRow(_LAYER + "input_layernorm.weight",           "BF16", _hidden,  _R, "RMSNORM",    _L, "norms"),
+    TensorRow(_LAYER + "mlp_res_norm.weight",              "BF16", _hidden,  _R, "ATTN_RES",   _L, "norms"),
+    TensorRow(_LAYER + "mlp_res_proj.weight",              "BF16", _to_one,  _R, "ATTN_RES",   _L, "norms"),
+    TensorRow(_LAYER + "post_attention_layernorm.weight",  "BF16", _hidden,  _R, "RMSNORM",    _L, "norms"),
+
+    TensorRow(_ATTN + "q_proj.weight",   "BF16", _kda_rows,  _0, "LINEAR",     _K, "kda"),
+    TensorRow(_ATTN + "k_proj.weight",   "BF16", _kda_rows,  _0, "LINEAR",     _K, "kda"),
+    TensorRow(_ATTN + "v_proj.weight",   "BF16", _kda_rows,  _0, "LINEAR",     _K, "kda"),
+    TensorRow(_ATTN + "q_conv1d.weight", "F32",  _kda_conv,  _0, "SHORT_CONV", _K, "kda"),
+    TensorRow(_ATTN + "k_conv1d.weight", "F32",  _kda_conv,  _0, "SHORT_CONV", _K, "kda"),
+    TensorRow(_ATTN + "v_conv1d.weight", "F32",  _kda_conv,  _0, "SHORT_CONV", _K, "kda"),
+    TensorRow(_ATTN + "f_a_proj.weight", "BF16",
+         lambda c: (c.linear_attn_config.head_dim, c.hidden_size),             _R, "LINEAR", _K, "kda"),
+    TensorRow(_ATTN + "f_b_proj.weight", "BF16",
+         lambda c: (c.linear_attn_config.width, c.linear_attn_config.head_dim), _0, "LINEAR", _K, "kda"),
+    TensorRow(_ATTN + "b_proj.weight",   "BF16",
+         lambda c: (c.linear_attn_config.num_heads, c.hidden_size),            _0, "LINEAR", _K, "kda"),
+    TensorRow(_ATTN + "A_log",           "F32",  _a_log, Split.LIVE_ROWS, "KDA_STEP", _K, "kda"),
+    TensorRow(_ATTN + "dt_bias",         "F32",
+         lambda c: (c.linear_attn_config.width,),                              _0, "KDA_STEP", _K, "kda"),
+    TensorRow(_ATTN + "g_proj.weight",   "BF16", _kda_rows,  _0, "LINEAR",     _K, "kda"),
+    TensorRow(_ATTN + "o_norm.weight",   "F32",  _kda_head,  _R, "KDA_OUT",    _K, "kda"),
+    TensorRow(_ATTN + "o_proj.weight",   "BF16",
+         lambda c: (c.hidden_size, c.linear_attn_config.width),                _1, "LINEAR", _K, "kda"),
+
+    TensorRow(_ATTN + "q_a_proj.weight",           "BF16",
+         lambda c: (c.q_lora_rank, c.hidden_size),                             _R, "LINEAR", _M, "mla"),
+    TensorRow(_ATTN + "q_a_layernorm.weight",      "BF16", lambda c: (c.q_lora_rank,),  _R, "RMSNORM", _M, "mla"),
+    TensorRow(_ATTN + "q_b_proj.weight",           "BF16",
+         lambda c: (c.num_attention_heads * c.qk_head_dim, c.q_lora_rank),     _0, "LINEAR", _M, "mla"),
+    TensorRow(_ATTN + "kv_a_proj_with_mqa.weight", "BF16",
+         lambda c: (c.cache_width, c.hidden_size),                             _R, "LINEAR", _M, "mla"),
+    TensorRow(_ATTN + "kv_a_layernorm.weight",     "BF16", lambda c: (c.kv_lora_rank,), _R, "RMSNORM", _M, "mla"),
+    TensorRow(_ATTN + "kv_b_proj.weight",          "BF16",
+         lambda c: (c.num_attention_heads * (c.qk_nope_head_dim + c.v_head_dim), c.kv_lora_rank),
+         _0, "MLA_ATTN", _M, "mla"),
+    TensorRow(_ATTN + "g_proj.weight",             "BF16",
+         lambda c: (c.mla_out_width, c.hidden_size),                           _0, "LINEAR", _M, "mla"),
+    TensorRow(_ATTN + "o_proj.weight",             "BF16",
+         lambda c: (c.hidden_size, c.mla_out_width),                           _1, "LINEAR", _M, "mla"),
+
+    TensorRow(_LAYER + "mlp.gate_proj.weight", "BF16", _gate_up,                    _0, "LINEAR", _DN, "dense"),
+    TensorRow(_LAYER + "mlp.up_proj.weight",   "BF16", _gate_up,                    _0, "LINEAR", _DN, "dense"),
+    TensorRow(_LAYER + "mlp.down_proj.weight", "BF16",
+         lambda c: (c.hidden_size, c.intermediate_size),                       _1, "LINEAR", _DN, "dense"),
+
+    TensorRow(_MOE + "gate.weight",                        "BF16",
+         lambda c: (c.num_experts, c.hidden_size),                             _R, "LINEAR", _MO, "router"),
+    TensorRow(_MOE + "gate.e_score_correction_bias",       "F32", lambda c: (c.num_experts,),
+         _R, "ROUTER_TOPK", _MO, "router"),
+    TensorRow(_MOE + "routed_expert_down_proj.weight",     "BF16",
+         lambda c: (c.routed_expert_hidden_size, c.hidden_size),               _R, "LINEAR", _MO, "latent"),
+    TensorRow(_MOE + "routed_expert_norm.weight",          "BF16",
+         lambda c: (c.routed_expert_hidden_size,),                             _R, "RMSNORM", _MO, "latent"),
+    TensorRow(_MOE + "routed_expert_up_proj.weight",       "BF16",
+         lambda c: (c.hidden_size, c.routed_expert_hidden_size),               _0, "LINEAR", _MO, "latent"),
+    TensorRow(_MOE + "shared_experts.gate_proj.weight",    "BF16", _shared_gate_up, _0, "LINEAR", _MO, "shared"),
+    TensorRow(_MOE + "shared_experts.up_proj.weight",      "BF16", _shared_gate_up, _0, "LINEAR", _MO, "shared"),
+    TensorRow(_MOE + "shared_experts.down_proj.weight",    "BF16",
+         lambda c: (c.hidden_size, c.shared_width),                            _1, "LINEAR", _MO, "shared"),
+
+    # The order of these six is the order of an expert's bytes in our shards: one read fetches it.
+    TensorRow(_EXPERT + "w1.weight_packed", "U8", _packed(_INTER, _LATENT), _0, "EXPERT_GATE_UP", _EX, "experts"),
+    TensorRow(_EXPERT + "w1.weight_scale",  "U8", _scale(_INTER, _LATENT),  _0, "EXPERT_GATE_UP", _EX, "experts"),
+    TensorRow(_EXPERT + "w2.weight_packed", "U8", _packed(_LATENT, _INTER), _1, "EXPERT_DOWN",    _EX, "experts"),
+    TensorRow(_EXPERT + "w2.weight_scale",  "U8", _scale(_LATENT, _INTER),  _1, "EXPERT_DOWN",    _EX, "experts"),
+    TensorRow(_EXPERT + "w3.weight_packed", "U8", _packed(_INTER, _LATENT), _0, "EXPERT_GATE_UP", _EX, "experts"),
+    TensorRow(_EXPERT + "w3.weight_scale",  "U8", _scale(_INTER, _LATENT),  _0, "EXPERT_GATE_UP", _EX, "experts"),
+)
+# fmt: on
+
+
+# -- expected tensors --------------------------------------------------------------------------
+
+
+def _stands(row: TensorRow, config: K3Config, layer: int) -> bool:
+    """Return whether a row of the table exists in a 0-based layer."""
+    match row.where:
+        case Where.LAYER:
+            return True
+        case Where.KDA:
+            return not config.is_mla(layer)
+        case Where.MLA:
+            return config.is_mla(layer)
+        case Where.DENSE:
+            return not config.is_moe(layer)
+        case Where.MOE | Where.EXPERT:
+            return config.is_moe(layer)
+        case _:
+            return False
+
+
+def leaf_of(pattern: str, layer: int | None) -> str:
+    """Return the graph's name for the tensors of one row (and layer)."""
+    leaf = pattern.removeprefix(_MODEL)
+    if "{E}" in leaf:  # the experts of one matrix, packed and scale together
+        leaf = leaf.replace(".{E}", "").rsplit(".", 1)[0]
+    return leaf if layer is None else leaf.replace("{L}", str(layer))
+
+
+def _spec(config: K3Config, row: TensorRow, layer: int | None) -> TensorSpec:
+    """Return a row at one layer; for expert rows the name still holds `{E}`."""
+    name = config.prefix + row.pattern
+    if layer is not None:
+        name = name.replace("{L}", str(layer))
+    shape = row.shape(config)
+    live = config.linear_attn_config.num_heads if row.split is Split.LIVE_ROWS else shape[0]
+    leaf = leaf_of(row.pattern, layer)
+    return TensorSpec(name, row.dtype, shape, row.split, live, row, layer, None, leaf)
+
+
+def _expert_specs(config: K3Config, base: TensorSpec, experts: range) -> Iterator[TensorSpec]:
+    head, tail = base.name.split("{E}")
+    _, dtype, shape, split, live, row, layer, _, leaf = base
+    for expert in experts:
+        name = f"{head}{expert}{tail}"
+        yield TensorSpec(name, dtype, shape, split, live, row, layer, expert, leaf)
+
+
+def expected_tensors(config: K3Config) -> Iterator[TensorSpec]:
+    """Yield every tensor the text model reads: global ones, then layer by layer in table order."""
+    for row in TABLE:
+        if row.where is Where.GLOBAL:
+            yield _spec(config, row, None)
+    for layer in config.layers:
+        for row in TABLE:
+            if _stands(row, config, layer):
+                spec = _spec(config, row, layer)
+                if row.where is Where.EXPERT:
+                    yield from _expert_specs(config, spec, range(config.num_experts))
+                else:
+                    yield spec
+
+
+def expected_leaves(config: K3Config) -> set[str]:
+    """Return every leaf name the operator graph has to claim."""
+    leaves = {leaf_of(row.pattern, None) for row in TABLE if row.where is Where.GLOBAL}
+    for layer in config.layers:
+        leaves |= {leaf_of(row.pattern, layer) for row in TABLE if _stands(row, config, layer)}
+    return leaves
+
+
+_NUMBER = re.compile(r"(?<=layers\.)\d+|(?<=experts\.)\d+")
+_BY_PATTERN: dict[str, list[TensorRow]] = {}
+for _entry in TABLE:
+    _key = _entry.pattern.replace("{L}", "#").replace("{E}", "#")
+    _BY_PATTERN.setdefault(_key, []).append(_entry)
+
+
+def find_spec(config: K3Config, name: str) -> TensorSpec | None:
+    """Return the spec of one tensor name, or None if the text model has no such tensor."""
+    if not name.startswith(config.prefix):
+        return None
+    bare = name[len(config.prefix) :]
+    numbers = _NUMBER.findall(bare)
+    if any(number != str(int(number)) for number in numbers):
+        return None  # "layers.01" is another name
+    layer = int(numbers[0]) if numbers else None
+    expert = int(numbers[1]) if len(numbers) > 1 else None
+    for row in _BY_PATTERN.get(_NUMBER.sub("#", bare), ()):
+        if layer is None:
+            return _spec(config, row, None)
+        if layer in config.layers and _stands(row, config, layer):
+            spec = _spec(config, row, layer)
+            if expert is None:
+                return spec
+            if expert < config.num_experts:
+                return next(_expert_specs(config, spec, range(expert, expert + 1)))
+    return None
+
+
+# -- shapes and slices -------------------------------------------------------------------------
+
+
+def shape_fault(spec: TensorSpec, shape: Shape) -> str | None:
+    """Return what is needed where a stored shape is not acceptable, else None.
+
+    Two layouts have a second form: A_log may be stored without its zero padding, and the depthwise
+    convolutions as [C, 4] where a framework drops the middle axis.
+    """
+    if shape == spec.shape:
+        return None
+    if spec.split is Split.LIVE_ROWS:
+        if len(shape) == 1 and shape[0] >= spec.live:
+            return None
+        return f"[{spec.live}] or longer with zeros behind"
+    if spec.row.claimed_by == "SHORT_CONV" and shape == (spec.shape[0], spec.shape[2]):
+        return None
+    return str(list(spec.shape))
+
+
+def rank_slice(spec: TensorSpec, tp: int, rank: int) -> RankSlice:
+    """Return what part of the stored tensor a rank holds. Units: stored rows or columns.
+
+    An even split of the padded A_log would hand ranks the wrong heads, so it is narrowed first.
+    """
+    match spec.split:
+        case Split.REPLICATE | Split.DROP:
+            return RankSlice(None, 0, spec.shape[0])
+        case Split.COLS:
+            axis, extent = 1, spec.shape[1]
+        case _:
+            axis, extent = 0, spec.live
+    assert extent % tp == 0, (spec.name, extent, tp)  # K3Config.check_tp refused it before
+    size = extent // tp
+    return RankSlice(axis, rank * size, (rank + 1) * size)
+
+
+def rank_shape(spec: TensorSpec, tp: int) -> Shape:
+    """Return the shape of every rank's part of a tensor."""
+    part = rank_slice(spec, tp, 0)
+    if part.axis is None:
+        return spec.shape
+    return (*spec.shape[: part.axis], part.stop - part.start, *spec.shape[part.axis + 1 :])
+
+
+DTYPE_BYTES = {"BF16": 2, "F32": 4, "U8": 1}
+
+
+def n_bytes(shape: Shape, dtype: str) -> int:
+    """Return the stored size of a shape in bytes."""
+    return math.prod(shape) * DTYPE_BYTES[dtype]
