@@ -1,0 +1,199 @@
+"""Float64 meaning of products, norms, residual mixing, elementwise ops, collectives, argmax.
+
+Shapes: T tokens, H hidden, K input width, R rows, W any width; an activation is (T, width), token
+major. A "peer" operand is (ranks, T, width): what each rank has in its slot.
+Source: modeling_kimi_linear.py@20a4fb101ce8, through k3_spec C.0-C.2 and C.5.
+"""
+
+import numpy as np
+
+from k3tool.ref.formats import Array, Step
+
+# -- products ----------------------------------------------------------------------------------
+
+
+def embed_bf16(table: Array, *, step: Step) -> Array:
+    """Pick rows. Shapes: table (V, H) -> (T, H). Source: k3_spec C.1."""
+    return table[step.ids]
+
+
+def gemv_bf16(x: Array, w: Array) -> Array:
+    """Multiply by a matrix stored [out, in]. Shapes: x (T, K), w (R, K) -> (T, R)."""
+    return x @ w.T
+
+
+def gemv_bf16_blocks(x: Array, w: Array) -> Array:
+    """Multiply by a row-parallel matrix: the blocks only fix an order of summation."""
+    return x @ w.T
+
+
+def norm_gemv_bf16(x: Array, norm: Array, w: Array, *, eps: float) -> Array:
+    """Norm, then product. Shapes: x (T, K), norm (K,), w (R, K) -> (T, R)."""
+    return rmsnorm(x, norm, eps=eps) @ w.T
+
+
+def glu_bf16(x: Array, gate: Array, up: Array, *, beta: float, linear_beta: float) -> Array:
+    """Gated unit. Shapes: x (T, K), gate and up (R, K) -> (T, R)."""
+    return situ(x @ gate.T, x @ up.T, beta=beta, linear_beta=linear_beta)
+
+
+# -- norms -------------------------------------------------------------------------------------
+
+
+def rmsnorm(x: Array, norm: Array, *, eps: float) -> Array:
+    """Divide by the root mean square. Wrong if eps is outside the root. Source: k3_spec C.0."""
+    normed: Array = x / np.sqrt(np.mean(x * x, axis=-1, keepdims=True) + eps) * norm
+    return normed
+
+
+def head_rmsnorm(x: Array, norm: Array, *, eps: float) -> Array:
+    """Norm each head with one shared weight. Shapes: x (T, h*D), norm (D,). Source: C.3 step 7."""
+    heads = x.reshape(len(x), -1, len(norm))
+    return rmsnorm(heads, norm, eps=eps).reshape(x.shape)
+
+
+def l2norm(x: Array, *, eps: float, unit_cols: int) -> Array:
+    """Divide each head of unit_cols by its length.
+
+    Wrong if eps is added to the mean: that is unit_cols times too large (k3_spec F3, C.3 step 5).
+    """
+    heads = x.reshape(len(x), -1, unit_cols)
+    unit: Array = heads / np.sqrt(np.sum(heads * heads, axis=-1, keepdims=True) + eps)
+    return unit.reshape(x.shape)
+
+
+# -- attention residuals -----------------------------------------------------------------------
+
+
+def attn_res(
+    prefix: Array, blocks: Array, res_norm: Array, res_proj: Array, *, n_blocks: int, eps: float
+) -> Array:
+    """Mix the finished blocks and the running prefix by a softmax over sources.
+
+    Shapes: prefix (T, H), blocks (>= n_blocks, T, H), res_norm and res_proj H values -> (T, H).
+    The norm enters the score only: the raw sources are mixed. Source: k3_spec C.2.
+    """
+    sources = np.concatenate([blocks[:n_blocks], prefix[None]])
+    score = rmsnorm(sources, res_norm, eps=eps) @ res_proj.reshape(-1)
+    weight = np.exp(score - score.max(axis=0))
+    weight /= weight.sum(axis=0)
+    mixed: Array = np.einsum("st,sth->th", weight, sources)
+    return mixed
+
+
+def attn_res_norm(
+    prefix: Array,
+    blocks: Array,
+    res_norm: Array,
+    res_proj: Array,
+    norm: Array,
+    *,
+    n_blocks: int,
+    eps: float,
+    norm_eps: float,
+) -> Array:
+    """Mix, then norm. Shapes as in `attn_res`; norm (H,)."""
+    mixed = attn_res(prefix, blocks, res_norm, res_proj, n_blocks=n_blocks, eps=eps)
+    return rmsnorm(mixed, norm, eps=norm_eps)
+
+
+def block_push(prefix: Array, blocks: Array | None, *, index: int) -> Array:
+    """Add the raw layer input to the stack. Shapes: (T, H), (index, T, H) -> (index + 1, T, H)."""
+    below = np.empty((0, *prefix.shape)) if blocks is None else blocks[:index]
+    assert len(below) == index, (len(below), index)
+    return np.concatenate([below, prefix[None]])
+
+
+# -- elementwise -------------------------------------------------------------------------------
+
+
+def add(a: Array, b: Array) -> Array:
+    """Add."""
+    return a + b
+
+
+def mul(a: Array, b: Array) -> Array:
+    """Multiply."""
+    return a * b
+
+
+def sigmoid(x: Array) -> Array:
+    """Return 1 / (1 + exp(-x)), without the overflow of exp for large negative x."""
+    small = np.exp(-np.abs(x))
+    result: Array = np.where(x >= 0, 1.0, small) / (1.0 + small)
+    return result
+
+
+def silu(x: Array) -> Array:
+    """Return x * sigmoid(x)."""
+    return x * sigmoid(x)
+
+
+def softcap(x: Array, *, beta: float) -> Array:
+    """Return beta * tanh(x / beta)."""
+    result: Array = beta * np.tanh(x / beta)
+    return result
+
+
+def situ(gate: Array, up: Array, *, beta: float, linear_beta: float) -> Array:
+    """Gate a unit: the sigmoid sees the raw gate, linear_beta caps only up (k3_spec C.5)."""
+    return softcap(gate, beta=beta) * sigmoid(gate) * softcap(up, beta=linear_beta)
+
+
+def scale(x: Array, *, factor: float) -> Array:
+    """Return x * factor."""
+    return x * factor
+
+
+# -- collectives and the choice of a token -----------------------------------------------------
+
+
+def all_reduce(x: Array) -> Array:
+    """Add the ranks' partial sums. Shapes: (ranks, T, W) -> (T, W)."""
+    total: Array = x.sum(axis=0)
+    return total
+
+
+def all_reduce_add(residual: Array, x: Array) -> Array:
+    """Return residual + all_reduce(x)."""
+    return residual + all_reduce(x)
+
+
+def all_gather(x: Array) -> Array:
+    """Put the ranks' columns side by side. Shapes: (ranks, T, W) -> (T, ranks*W)."""
+    return np.concatenate(list(x), axis=-1)
+
+
+def reduce_gather(up: Array, x: Array) -> Array:
+    """Return all_gather(up) + all_reduce(x)."""
+    return all_gather(up) + all_reduce(x)
+
+
+def reduce_gather_add(residual: Array, up: Array, x: Array) -> Array:
+    """Return residual + (all_gather(up) + all_reduce(x))."""
+    return residual + reduce_gather(up, x)
+
+
+def argmax(logits: Array, *, vocab_base: int) -> Array:
+    """Pick per token (best, its lowest index, second best, 0). Shapes: (T, V) -> (T, 4)."""
+    index = np.argmax(logits, axis=-1)
+    rows = np.arange(len(logits))
+    rest = logits.copy()
+    rest[rows, index] = -np.inf
+    best, second = logits[rows, index], rest.max(axis=-1)
+    return np.stack([best, index + float(vocab_base), second, np.zeros(len(logits))], axis=-1)
+
+
+def argmax_fold(x: Array) -> Array:
+    """Fold the ranks' candidates; of equal bests the lower index wins. Shapes: (ranks, T, 4)."""
+    folded: Array = np.empty(x.shape[1:])
+    for token in range(x.shape[1]):
+        ranked = sorted(x[:, token], key=lambda c: (-c[0], c[1]))
+        second = max([ranked[0][2], *(c[0] for c in ranked[1:])])
+        folded[token] = [ranked[0][0], ranked[0][1], second, 0.0]
+    return folded
+
+
+def nop() -> Array:
+    """Return nothing of use."""
+    return np.empty((0, 0))
