@@ -45,17 +45,23 @@ class Section:
     """Read fields of one JSON object, or refuse naming file and field."""
 
     def __init__(self, values: Mapping[str, Any], where: str, path: str = "") -> None:
+        """Take the object, the file it came from and the path of field names to it."""
         self.values, self.where, self.path = values, where, path
 
-    def refuse(self, name: str, got: object, need: object, hint: str | None = None) -> ArtifactError:
+    def refuse(
+        self, name: str, got: object, need: object, hint: str | None = None
+    ) -> ArtifactError:
+        """Return the error to raise about one field."""
         return ArtifactError(f"{self.where}: {self.path}{name}", got=got, need=need, hint=hint)
 
     def get(self, name: str, need: str) -> Any:
+        """Return a field of any type."""
         if name not in self.values:
             raise self.refuse(name, "no such field", need)
         return self.values[name]
 
     def count(self, name: str, least: int = 1) -> int:
+        """Return an integer field; true and 1.0 are not integers."""
         need = f"an integer of at least {least}"
         value = self.get(name, need)
         if type(value) is not int or value < least:
@@ -63,6 +69,7 @@ class Section:
         return value
 
     def number(self, name: str, sign: int = 1) -> float:
+        """Return a finite non-zero number of the given sign."""
         need = "a positive number" if sign > 0 else "a negative number"
         value = self.get(name, need)
         if type(value) not in (int, float) or not 0 < value * sign < float("inf"):
@@ -70,6 +77,7 @@ class Section:
         return float(value)
 
     def ids(self, name: str) -> tuple[int, ...]:
+        """Return one token id or several as a tuple."""
         need = "a token id or a list of ids"
         value = self.get(name, need)
         values = value if isinstance(value, list) else [value]
@@ -78,6 +86,7 @@ class Section:
         return tuple(values)
 
     def section(self, name: str) -> "Section":
+        """Return a field that is an object."""
         value = self.get(name, "an object")
         if not isinstance(value, dict):
             raise self.refuse(name, json.dumps(value), "an object")
@@ -113,6 +122,7 @@ def _check_token_ids(top: Section, text: Section) -> None:
 
 
 def refuse_unsupported(section: Section, only: tuple[tuple[str, object], ...]) -> None:
+    """Refuse fields whose value is not the one this project computes."""
     for name, need in only:
         value = section.get(name, json.dumps(need))
         if type(value) is not type(need) or value != need:
@@ -120,6 +130,7 @@ def refuse_unsupported(section: Section, only: tuple[tuple[str, object], ...]) -
 
 
 def check_quantization(quant: Section) -> None:
+    """Refuse anything but MXFP4 weights in groups of 32."""
     refuse_unsupported(quant, (("format", "mxfp4-pack-quantized"),))
     groups = quant.section("config_groups")
     if len(groups.values) != 1:
@@ -129,6 +140,7 @@ def check_quantization(quant: Section) -> None:
 
 
 def layer_list(section: Section, name: str) -> tuple[int, ...]:
+    """Return a list of 1-based layer numbers."""
     need = "a list of 1-based layer numbers"
     value = section.get(name, need)
     if not isinstance(value, list) or any(type(item) is not int for item in value):
@@ -137,6 +149,7 @@ def layer_list(section: Section, name: str) -> tuple[int, ...]:
 
 
 def first_partition_fault(both: list[int], n_layers: int) -> str:
+    """Return in words why two layer lists do not partition 1..n_layers."""
     for layer in both:
         if not 1 <= layer <= n_layers:
             return f"layer {layer} of {n_layers}"
@@ -147,6 +160,7 @@ def first_partition_fault(both: list[int], n_layers: int) -> str:
 
 
 def check_relations(config: "K3Config", text: Section) -> None:
+    """Refuse fields that contradict each other."""
     heads = text.count("num_key_value_heads")
     if heads != config.num_attention_heads:
         raise text.refuse(

@@ -45,7 +45,10 @@ class Where(StrEnum):
 
 
 class TensorRow(NamedTuple):
-    """One row of the table. `{L}` and `{E}` in `pattern` are layer and expert."""
+    """One row of the table. `{L}` and `{E}` in `pattern` are layer and expert.
+
+    `claimed_by` is the first op of the unfused graph that reads the tensor.
+    """
 
     pattern: str
     dtype: str
@@ -140,11 +143,11 @@ _DN, _MO, _EX = Where.DENSE, Where.MOE, Where.EXPERT
 
 # fmt: off
 TABLE: tuple[TensorRow, ...] = (
-    TensorRow(_MODEL + "embed_tokens.weight",              "BF16", _vocab,   _R, "EMBED",      _G, "embed"),
+    TensorRow(_MODEL + "embed_tokens.weight",              "BF16", _vocab,   _R, "EMBED_BF16",      _G, "embed"),
     TensorRow(_MODEL + "output_attn_res_norm.weight",      "BF16", _hidden,  _R, "ATTN_RES",   _G, "head"),
     TensorRow(_MODEL + "output_attn_res_proj.weight",      "BF16", _to_one,  _R, "ATTN_RES",   _G, "head"),
     TensorRow(_MODEL + "norm.weight",                      "BF16", _hidden,  _R, "RMSNORM",    _G, "head"),
-    TensorRow("lm_head.weight",                            "BF16", _vocab,   _0, "LINEAR",     _G, "head"),
+    TensorRow("lm_head.weight",                            "BF16", _vocab,   _0, "GEMV_BF16",     _G, "head"),
 
     TensorRow(_LAYER + "self_attention_res_norm.weight",   "BF16", _hidden,  _R, "ATTN_RES",   _L, "norms"),
     TensorRow(_LAYER + "self_attention_res_proj.weight",   "BF16", _to_one,  _R, "ATTN_RES",   _L, "norms"),
@@ -153,69 +156,69 @@ TABLE: tuple[TensorRow, ...] = (
     TensorRow(_LAYER + "mlp_res_proj.weight",              "BF16", _to_one,  _R, "ATTN_RES",   _L, "norms"),
     TensorRow(_LAYER + "post_attention_layernorm.weight",  "BF16", _hidden,  _R, "RMSNORM",    _L, "norms"),
 
-    TensorRow(_ATTN + "q_proj.weight",   "BF16", _kda_rows,  _0, "LINEAR",     _K, "kda"),
-    TensorRow(_ATTN + "k_proj.weight",   "BF16", _kda_rows,  _0, "LINEAR",     _K, "kda"),
-    TensorRow(_ATTN + "v_proj.weight",   "BF16", _kda_rows,  _0, "LINEAR",     _K, "kda"),
+    TensorRow(_ATTN + "q_proj.weight",   "BF16", _kda_rows,  _0, "GEMV_BF16",     _K, "kda"),
+    TensorRow(_ATTN + "k_proj.weight",   "BF16", _kda_rows,  _0, "GEMV_BF16",     _K, "kda"),
+    TensorRow(_ATTN + "v_proj.weight",   "BF16", _kda_rows,  _0, "GEMV_BF16",     _K, "kda"),
     TensorRow(_ATTN + "q_conv1d.weight", "F32",  _kda_conv,  _0, "SHORT_CONV", _K, "kda"),
     TensorRow(_ATTN + "k_conv1d.weight", "F32",  _kda_conv,  _0, "SHORT_CONV", _K, "kda"),
     TensorRow(_ATTN + "v_conv1d.weight", "F32",  _kda_conv,  _0, "SHORT_CONV", _K, "kda"),
     TensorRow(_ATTN + "f_a_proj.weight", "BF16",
-         lambda c: (c.linear_attn_config.head_dim, c.hidden_size),             _R, "LINEAR", _K, "kda"),
+         lambda c: (c.linear_attn_config.head_dim, c.hidden_size),             _R, "GEMV_BF16", _K, "kda"),
     TensorRow(_ATTN + "f_b_proj.weight", "BF16",
-         lambda c: (c.linear_attn_config.width, c.linear_attn_config.head_dim), _0, "LINEAR", _K, "kda"),
+         lambda c: (c.linear_attn_config.width, c.linear_attn_config.head_dim), _0, "GEMV_BF16", _K, "kda"),
     TensorRow(_ATTN + "b_proj.weight",   "BF16",
-         lambda c: (c.linear_attn_config.num_heads, c.hidden_size),            _0, "LINEAR", _K, "kda"),
-    TensorRow(_ATTN + "A_log",           "F32",  _a_log, Split.LIVE_ROWS, "KDA_STEP", _K, "kda"),
+         lambda c: (c.linear_attn_config.num_heads, c.hidden_size),            _0, "GEMV_BF16", _K, "kda"),
+    TensorRow(_ATTN + "A_log",           "F32",  _a_log, Split.LIVE_ROWS, "KDA_DECAY", _K, "kda"),
     TensorRow(_ATTN + "dt_bias",         "F32",
-         lambda c: (c.linear_attn_config.width,),                              _0, "KDA_STEP", _K, "kda"),
-    TensorRow(_ATTN + "g_proj.weight",   "BF16", _kda_rows,  _0, "LINEAR",     _K, "kda"),
-    TensorRow(_ATTN + "o_norm.weight",   "F32",  _kda_head,  _R, "KDA_OUT",    _K, "kda"),
+         lambda c: (c.linear_attn_config.width,),                              _0, "KDA_DECAY", _K, "kda"),
+    TensorRow(_ATTN + "g_proj.weight",   "BF16", _kda_rows,  _0, "GEMV_BF16",     _K, "kda"),
+    TensorRow(_ATTN + "o_norm.weight",   "F32",  _kda_head,  _R, "HEAD_RMSNORM",    _K, "kda"),
     TensorRow(_ATTN + "o_proj.weight",   "BF16",
-         lambda c: (c.hidden_size, c.linear_attn_config.width),                _1, "LINEAR", _K, "kda"),
+         lambda c: (c.hidden_size, c.linear_attn_config.width),                _1, "GEMV_BF16_BLOCKS", _K, "kda"),
 
     TensorRow(_ATTN + "q_a_proj.weight",           "BF16",
-         lambda c: (c.q_lora_rank, c.hidden_size),                             _R, "LINEAR", _M, "mla"),
+         lambda c: (c.q_lora_rank, c.hidden_size),                             _R, "GEMV_BF16", _M, "mla"),
     TensorRow(_ATTN + "q_a_layernorm.weight",      "BF16", lambda c: (c.q_lora_rank,),  _R, "RMSNORM", _M, "mla"),
     TensorRow(_ATTN + "q_b_proj.weight",           "BF16",
-         lambda c: (c.num_attention_heads * c.qk_head_dim, c.q_lora_rank),     _0, "LINEAR", _M, "mla"),
+         lambda c: (c.num_attention_heads * c.qk_head_dim, c.q_lora_rank),     _0, "GEMV_BF16", _M, "mla"),
     TensorRow(_ATTN + "kv_a_proj_with_mqa.weight", "BF16",
-         lambda c: (c.cache_width, c.hidden_size),                             _R, "LINEAR", _M, "mla"),
-    TensorRow(_ATTN + "kv_a_layernorm.weight",     "BF16", lambda c: (c.kv_lora_rank,), _R, "RMSNORM", _M, "mla"),
+         lambda c: (c.cache_width, c.hidden_size),                             _R, "GEMV_BF16", _M, "mla"),
+    TensorRow(_ATTN + "kv_a_layernorm.weight",     "BF16", lambda c: (c.kv_lora_rank,), _R, "MLA_CACHE", _M, "mla"),
     TensorRow(_ATTN + "kv_b_proj.weight",          "BF16",
          lambda c: (c.num_attention_heads * (c.qk_nope_head_dim + c.v_head_dim), c.kv_lora_rank),
-         _0, "MLA_ATTN", _M, "mla"),
+         _0, "MLA_QLAT", _M, "mla"),
     TensorRow(_ATTN + "g_proj.weight",             "BF16",
-         lambda c: (c.mla_out_width, c.hidden_size),                           _0, "LINEAR", _M, "mla"),
+         lambda c: (c.mla_out_width, c.hidden_size),                           _0, "GEMV_BF16", _M, "mla"),
     TensorRow(_ATTN + "o_proj.weight",             "BF16",
-         lambda c: (c.hidden_size, c.mla_out_width),                           _1, "LINEAR", _M, "mla"),
+         lambda c: (c.hidden_size, c.mla_out_width),                           _1, "GEMV_BF16_BLOCKS", _M, "mla"),
 
-    TensorRow(_LAYER + "mlp.gate_proj.weight", "BF16", _gate_up,                    _0, "LINEAR", _DN, "dense"),
-    TensorRow(_LAYER + "mlp.up_proj.weight",   "BF16", _gate_up,                    _0, "LINEAR", _DN, "dense"),
+    TensorRow(_LAYER + "mlp.gate_proj.weight", "BF16", _gate_up,                    _0, "GEMV_BF16", _DN, "dense"),
+    TensorRow(_LAYER + "mlp.up_proj.weight",   "BF16", _gate_up,                    _0, "GEMV_BF16", _DN, "dense"),
     TensorRow(_LAYER + "mlp.down_proj.weight", "BF16",
-         lambda c: (c.hidden_size, c.intermediate_size),                       _1, "LINEAR", _DN, "dense"),
+         lambda c: (c.hidden_size, c.intermediate_size),                       _1, "GEMV_BF16_BLOCKS", _DN, "dense"),
 
     TensorRow(_MOE + "gate.weight",                        "BF16",
-         lambda c: (c.num_experts, c.hidden_size),                             _R, "LINEAR", _MO, "router"),
+         lambda c: (c.num_experts, c.hidden_size),                             _R, "GEMV_BF16", _MO, "router"),
     TensorRow(_MOE + "gate.e_score_correction_bias",       "F32", lambda c: (c.num_experts,),
          _R, "ROUTER_TOPK", _MO, "router"),
     TensorRow(_MOE + "routed_expert_down_proj.weight",     "BF16",
-         lambda c: (c.routed_expert_hidden_size, c.hidden_size),               _R, "LINEAR", _MO, "latent"),
+         lambda c: (c.routed_expert_hidden_size, c.hidden_size),               _R, "GEMV_BF16", _MO, "latent"),
     TensorRow(_MOE + "routed_expert_norm.weight",          "BF16",
          lambda c: (c.routed_expert_hidden_size,),                             _R, "RMSNORM", _MO, "latent"),
     TensorRow(_MOE + "routed_expert_up_proj.weight",       "BF16",
-         lambda c: (c.hidden_size, c.routed_expert_hidden_size),               _0, "LINEAR", _MO, "latent"),
-    TensorRow(_MOE + "shared_experts.gate_proj.weight",    "BF16", _shared_gate_up, _0, "LINEAR", _MO, "shared"),
-    TensorRow(_MOE + "shared_experts.up_proj.weight",      "BF16", _shared_gate_up, _0, "LINEAR", _MO, "shared"),
+         lambda c: (c.hidden_size, c.routed_expert_hidden_size),               _0, "GEMV_BF16", _MO, "latent"),
+    TensorRow(_MOE + "shared_experts.gate_proj.weight",    "BF16", _shared_gate_up, _0, "GEMV_BF16", _MO, "shared"),
+    TensorRow(_MOE + "shared_experts.up_proj.weight",      "BF16", _shared_gate_up, _0, "GEMV_BF16", _MO, "shared"),
     TensorRow(_MOE + "shared_experts.down_proj.weight",    "BF16",
-         lambda c: (c.hidden_size, c.shared_width),                            _1, "LINEAR", _MO, "shared"),
+         lambda c: (c.hidden_size, c.shared_width),                            _1, "GEMV_BF16_BLOCKS", _MO, "shared"),
 
     # The order of these six is the order of an expert's bytes in our shards: one read fetches it.
-    TensorRow(_EXPERT + "w1.weight_packed", "U8", _packed(_INTER, _LATENT), _0, "EXPERT_GATE_UP", _EX, "experts"),
-    TensorRow(_EXPERT + "w1.weight_scale",  "U8", _scale(_INTER, _LATENT),  _0, "EXPERT_GATE_UP", _EX, "experts"),
-    TensorRow(_EXPERT + "w2.weight_packed", "U8", _packed(_LATENT, _INTER), _1, "EXPERT_DOWN",    _EX, "experts"),
-    TensorRow(_EXPERT + "w2.weight_scale",  "U8", _scale(_LATENT, _INTER),  _1, "EXPERT_DOWN",    _EX, "experts"),
-    TensorRow(_EXPERT + "w3.weight_packed", "U8", _packed(_INTER, _LATENT), _0, "EXPERT_GATE_UP", _EX, "experts"),
-    TensorRow(_EXPERT + "w3.weight_scale",  "U8", _scale(_INTER, _LATENT),  _0, "EXPERT_GATE_UP", _EX, "experts"),
+    TensorRow(_EXPERT + "w1.weight_packed", "U8", _packed(_INTER, _LATENT), _0, "MOE_UP_MXFP4", _EX, "experts"),
+    TensorRow(_EXPERT + "w1.weight_scale",  "U8", _scale(_INTER, _LATENT),  _0, "MOE_UP_MXFP4", _EX, "experts"),
+    TensorRow(_EXPERT + "w2.weight_packed", "U8", _packed(_LATENT, _INTER), _1, "MOE_DOWN_MXFP4",    _EX, "experts"),
+    TensorRow(_EXPERT + "w2.weight_scale",  "U8", _scale(_LATENT, _INTER),  _1, "MOE_DOWN_MXFP4",    _EX, "experts"),
+    TensorRow(_EXPERT + "w3.weight_packed", "U8", _packed(_INTER, _LATENT), _0, "MOE_UP_MXFP4", _EX, "experts"),
+    TensorRow(_EXPERT + "w3.weight_scale",  "U8", _scale(_INTER, _LATENT),  _0, "MOE_UP_MXFP4", _EX, "experts"),
 )
 # fmt: on
 
