@@ -342,10 +342,7 @@ def _check_digest(path: Path, file: h5py.File) -> None:
     try:
         found = _content_sha256(
             roots,
-            (
-                (name, _read_stored(file[name]), _roots(file[name]))
-                for name in _dataset_names(file)
-            ),
+            ((name, _read_stored(file[name]), _roots(file[name])) for name in _dataset_names(file)),
         )
     except (OSError, RuntimeError, UnicodeDecodeError) as error:
         raise ArtifactError(
@@ -406,9 +403,7 @@ class TensorBytes(NamedTuple):
     chunks: Iterable[bytes | memoryview]
 
 
-def safetensors_header(
-    tensors: Sequence[TensorBytes], metadata: Mapping[str, object]
-) -> bytes:
+def safetensors_header(tensors: Sequence[TensorBytes], metadata: Mapping[str, object]) -> bytes:
     """Return length word and header, padded so that data starts on a 4 KiB file offset.
 
     One metadata key: with two or more the stock writer's order, and so the file's hash, is random.

@@ -14,9 +14,7 @@ class K3Error(Exception):
 
     exit_code = 1
 
-    def __init__(
-        self, object: str, *, got: object, need: object, hint: str | None = None
-    ) -> None:
+    def __init__(self, object: str, *, got: object, need: object, hint: str | None = None) -> None:
         """Keep the fields; the text is derived from them so that it is the same everywhere."""
         super().__init__(object, got, need, hint)
         self.object = object

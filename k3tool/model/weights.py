@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator
 from enum import StrEnum
 from typing import NamedTuple
 
+from k3tool.checkpoint.headers import DTYPE_BYTES
 from k3tool.model.config import K3Config
 from k3tool.model.config_fields import MXFP4_GROUP
 
@@ -367,7 +368,14 @@ def rank_shape(spec: TensorSpec, tp: int) -> Shape:
     return (*spec.shape[: part.axis], part.stop - part.start, *spec.shape[part.axis + 1 :])
 
 
-DTYPE_BYTES = {"BF16": 2, "F32": 4, "U8": 1}
+def dtype_fault(spec: TensorSpec, dtype: str) -> str | None:
+    """Return what is needed where a stored dtype is not acceptable, else None.
+
+    Scale bytes may carry their own name; they are the same bytes.
+    """
+    if dtype == spec.dtype or (dtype == "F8_E8M0" and spec.name.endswith("weight_scale")):
+        return None
+    return spec.dtype
 
 
 def n_bytes(shape: Shape, dtype: str) -> int:

@@ -1,0 +1,248 @@
+"""Open a checkpoint folder, or one rank of our shards, and read tensors or slices of them.
+
+Opening reads config and index only; a file's header is read when a tensor of it is first asked for.
+Arrays hold stored bits: bf16 as uint16, MXFP4 and E8M0 as uint8. No conversion happens here.
+"""
+
+import json
+import os
+import weakref
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import numpy as np
+import numpy.typing as npt
+
+from k3tool.checkpoint.headers import DTYPES, Header, TensorInfo, read_header
+from k3tool.checkpoint.identity import checkpoint_identity
+from k3tool.checkpoint.index import Index, read_index
+from k3tool.errors import ArtifactError
+from k3tool.model.config import K3Config
+
+Array = npt.NDArray[Any]
+MAX_PREAD_BYTES = 1 << 30  # one read() stops at 2^31 - 4096 on Linux and fails above it on macOS
+BLOCK_BYTES = 16 << 20  # what a streaming read holds at a time
+
+
+class Checkpoint:
+    """A folder of safetensors files with a config; a context manager.
+
+    `tp` and `rank` are None for a checkpoint and set for a rank folder of our shards, whose split
+    tensors are narrower than the config says.
+    """
+
+    def __init__(self, path: Path, config: K3Config, config_bytes: bytes, index: Index) -> None:
+        """Take parsed parts; use `open`."""
+        self.path = path
+        self.config = config
+        self.index = index
+        self._config_bytes = config_bytes
+        self._headers: dict[str, Header] = {}
+        self._descriptors: dict[str, int] = {}
+        self._finalizer = weakref.finalize(self, _close_all, self._descriptors)
+        self._identity: str | None = None
+        self.tp, self.rank = self._rank_position()
+
+    @classmethod
+    def open(
+        cls, path: str | Path, eps_overrides: Mapping[str, float] | None = None
+    ) -> "Checkpoint":
+        """Open a folder. Raises: ArtifactError naming what is absent, mixed or damaged."""
+        path = Path(path)
+        if not path.is_dir():
+            raise ArtifactError(str(path), got="no such folder", need="a checkpoint folder")
+        if not (path / "config.json").exists():
+            raise ArtifactError(
+                str(path), got="no config.json", need="a checkpoint folder", hint=_folder_hint(path)
+            )
+        if (path / "shards.h5").exists():
+            raise ArtifactError(
+                str(path),
+                got="a folder of rank shards",
+                need="a checkpoint or one rank folder",
+                hint=_folder_hint(path),
+            )
+        config = K3Config.load(path / "config.json", eps_overrides)
+        index = read_index(path)
+        _check_prefix(path, config, index)
+        return cls(path, config, (path / "config.json").read_bytes(), index)
+
+    # -- what is there -------------------------------------------------------------------------
+
+    @property
+    def identity(self) -> str:
+        """Return the checkpoint's identity (k3tool.checkpoint.identity), computed once."""
+        if self._identity is None:
+            self._identity = checkpoint_identity(
+                self.path, self.index.files, self._config_bytes, self.index.raw
+            )
+        return self._identity
+
+    @property
+    def config_bytes(self) -> bytes:
+        """Return config.json as stored."""
+        return self._config_bytes
+
+    def names(self) -> list[str]:
+        """Return all tensor names, sorted."""
+        return sorted(self.index.weight_map)
+
+    def header(self, file: str) -> Header:
+        """Return one file's header, read once. Raises: ArtifactError naming the file."""
+        if file not in self._headers:
+            self._headers[file] = read_header(self.path / file)
+        return self._headers[file]
+
+    def tensor_info(self, name: str) -> TensorInfo:
+        """Return where a tensor lies. Raises: ArtifactError naming file and tensor."""
+        file = self.index.weight_map.get(name)
+        if file is None:
+            raise ArtifactError(f"{self.path}: {name}", got="absent", need="a tensor of this name")
+        info = self.header(file).tensors.get(name)
+        if info is None:
+            raise ArtifactError(
+                f"{self.path / file}: {name}", got="absent", need="the tensor its index promises"
+            )
+        return info
+
+    def _rank_position(self) -> tuple[int | None, int | None]:
+        """Return (tp, rank) from the first file's metadata, where our shard writer put them."""
+        first = self.index.files[0]
+        if not (self.path / first).exists():
+            return None, None  # coverage and reads name the missing file
+        text = self.header(first).metadata.get("k3")
+        try:
+            entry = json.loads(text) if text is not None else {}
+        except ValueError:
+            entry = None
+        if not isinstance(entry, dict):
+            raise ArtifactError(
+                f"{self.path / first}: __metadata__.k3", got=text, need="the shard writer's JSON"
+            )
+        return entry.get("tp"), entry.get("rank")
+
+    # -- reading -------------------------------------------------------------------------------
+
+    def read(self, name: str) -> Array:
+        """Return a whole tensor in its stored shape."""
+        info = self.tensor_info(name)
+        return self._array(info, info.offset, info.shape)
+
+    def read_rows(self, name: str, row0: int, row1: int) -> Array:
+        """Return rows [row0, row1) along axis 0 without reading the others."""
+        info = self.tensor_info(name)
+        if not (info.shape and 0 <= row0 <= row1 <= info.shape[0]):
+            raise ArtifactError(
+                f"{self.path / info.file}: {name}",
+                got=f"shape {list(info.shape)}",
+                need=f"rows {row0} to {row1}",
+            )
+        row_bytes = info.n_bytes // info.shape[0] if info.shape[0] else 0
+        shape = (row1 - row0, *info.shape[1:])
+        return self._array(info, info.offset + row0 * row_bytes, shape)
+
+    def read_cols(self, name: str, col0: int, col1: int) -> Array:
+        """Return columns [col0, col1) of a matrix, holding one block of rows at a time."""
+        info = self.tensor_info(name)
+        if not (len(info.shape) == 2 and 0 <= col0 <= col1 <= info.shape[1]):
+            raise ArtifactError(
+                f"{self.path / info.file}: {name}",
+                got=f"shape {list(info.shape)}",
+                need=f"columns {col0} to {col1}",
+            )
+        out = np.empty((info.shape[0], col1 - col0), dtype=DTYPES[info.dtype])
+        for row0, block in self.iter_rows(name):
+            out[row0 : row0 + len(block)] = block[:, col0:col1]
+        return out
+
+    def iter_rows(self, name: str) -> Iterator[tuple[int, Array]]:
+        """Yield (first row, block of whole rows) in order, at most about BLOCK_BYTES each."""
+        info = self.tensor_info(name)
+        n_rows = info.shape[0] if info.shape else 1
+        row_bytes = info.n_bytes // n_rows if n_rows else 0
+        step = max(1, BLOCK_BYTES // row_bytes) if row_bytes else max(1, n_rows)
+        for row0 in range(0, n_rows, step):
+            yield row0, self.read_rows(name, row0, min(n_rows, row0 + step))
+
+    def _array(self, info: TensorInfo, offset: int, shape: tuple[int, ...]) -> Array:
+        out = np.empty(shape, dtype=DTYPES[info.dtype])
+        self._pread(info, offset, memoryview(out.reshape(-1).view(np.uint8)))
+        return out
+
+    def _pread(self, info: TensorInfo, offset: int, target: memoryview) -> None:
+        """Fill `target` from the file, looping over short reads."""
+        descriptor = self._descriptor(info.file)
+        done = 0
+        while done < len(target):
+            piece = target[done : done + MAX_PREAD_BYTES]
+            try:
+                count = os.preadv(descriptor, [piece], offset + done)
+            except OSError as error:
+                raise ArtifactError(
+                    f"{self.path / info.file}: {info.name}",
+                    got=error.strerror or str(error),
+                    need="a readable file",
+                ) from None
+            if count == 0:
+                raise ArtifactError(
+                    f"{self.path / info.file}: {info.name}",
+                    got=f"end of file at byte {offset + done}",
+                    need=f"{len(target) - done} more bytes",
+                    hint="the file became shorter: fetch it again",
+                )
+            done += count
+
+    def _descriptor(self, file: str) -> int:
+        if file not in self._descriptors:
+            try:
+                self._descriptors[file] = os.open(self.path / file, os.O_RDONLY | os.O_CLOEXEC)
+            except OSError as error:
+                raise ArtifactError(
+                    str(self.path / file), got=error.strerror or str(error), need="a readable file"
+                ) from None
+        return self._descriptors[file]
+
+    def close(self) -> None:
+        """Close all files; a later read opens them again."""
+        _close_all(self._descriptors)
+
+    def __enter__(self) -> Self:
+        """Return itself."""
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Close all files."""
+        self.close()
+
+
+def _close_all(descriptors: dict[str, int]) -> None:
+    while descriptors:
+        os.close(descriptors.popitem()[1])
+
+
+def _folder_hint(path: Path) -> str | None:
+    ranks = sorted(entry.name for entry in path.glob("rank-*-of-*"))
+    return f"name one rank folder, such as {path / ranks[0]}" if ranks else None
+
+
+def _check_prefix(path: Path, config: K3Config, index: Index) -> None:
+    """Refuse a config of one layout with names of the other: half of the tensors would be absent.
+
+    The released layout nests the text model in config and names; a text-only export does neither.
+    """
+    nested = "language_model."
+    for name in index.weight_map:
+        if config.prefix and name.startswith(("model.", "lm_head.")):
+            need = f"{nested}{name}, because config.json nests text_config"
+        elif not config.prefix and name.startswith(nested):
+            need = f"{name[len(nested) :]}, because config.json is flat (kimi_linear)"
+        else:
+            continue
+        raise ArtifactError(f"{path}: tensor names", got=name, need=need)
