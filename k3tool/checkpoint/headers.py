@@ -10,7 +10,7 @@ import json
 import math
 import os
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeGuard
 
 from k3tool.errors import ArtifactError
 
@@ -114,7 +114,7 @@ def _tensor(path: Path, name: str, entry: object, start: int) -> TensorInfo:
     return TensorInfo(name, dtype, tuple(shape), path.name, start + offsets[0], n_bytes)
 
 
-def _naturals(values: object) -> bool:
+def _naturals(values: object) -> TypeGuard[list[int]]:
     return isinstance(values, list) and all(type(item) is int and item >= 0 for item in values)
 
 

@@ -168,7 +168,7 @@ class Checkpoint:
 
     def _array(self, info: TensorInfo, offset: int, shape: tuple[int, ...]) -> Array:
         out = np.empty(shape, dtype=DTYPES[info.dtype])
-        self._pread(info, offset, memoryview(out.reshape(-1).view(np.uint8)))
+        self._pread(info, offset, out.reshape(-1).view(np.uint8).data)
         return out
 
     def _pread(self, info: TensorInfo, offset: int, target: memoryview) -> None:
