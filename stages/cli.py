@@ -1,0 +1,120 @@
+"""The entry point `k3tool`: finds the command, loads its module, turns errors into exit codes.
+
+Nothing heavy is imported here: the help of all commands must not cost NumPy. A stage module is
+imported when its command is chosen and offers `command` (click) and `run(options) -> Result`.
+"""
+
+import importlib
+import importlib.util
+import os
+import sys
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import click
+
+from k3tool import __version__
+from k3tool.errors import K3Error
+
+INTERRUPTED = 130
+
+
+class Entry(NamedTuple):
+    """Where a command lives, and its line in the list of commands."""
+
+    module: str
+    summary: str
+
+
+COMMANDS: dict[str, Entry] = {
+    "inspect": Entry("stages.inspect_checkpoint", "Say whether a checkpoint is whole."),
+    "shard": Entry("stages.shard", "Split a checkpoint into one folder per rank."),
+    "compile-plan": Entry("stages.compile_plan", "Compile the model into a plan."),
+    "emit-isa": Entry("stages.emit_isa", "Emit the instruction streams of a plan."),
+    "run": Entry("stages.run", "Generate tokens, building what is missing."),
+    "verify": Entry("stages.verify", "Compare streams and check plans, weights and handlers."),
+    "bench": Entry("stages.bench", "Measure, with the definition beside each number."),
+    "disasm": Entry("stages.disasm", "Print a stream as a person reads it."),
+    "isa": Entry("stages.isa", "Print the table of ops."),
+    "provenance": Entry("stages.provenance", "Print what an artifact was made from."),
+    "sample": Entry("stages.sample", "Write a small synthetic checkpoint."),
+    "doctor": Entry("stages.doctor", "Say what this machine can run."),
+}
+
+
+class LazyGroup(click.Group):
+    """A group that knows its commands by name and imports one when it is chosen."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """Return the commands this build has, in pipeline order."""
+        return [name for name, entry in COMMANDS.items() if importlib.util.find_spec(entry.module)]
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """Import and return one command, or None if there is no such one."""
+        if cmd_name not in self.list_commands(ctx):
+            return None
+        command = importlib.import_module(COMMANDS[cmd_name].module).command
+        assert isinstance(command, click.Command)
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the list of commands from the table, importing none of them."""
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, COMMANDS[name].summary) for name in self.list_commands(ctx)])
+
+
+@click.command(cls=LazyGroup, name="k3tool")
+@click.version_option(__version__, prog_name="k3tool")
+@click.option("--traceback", is_flag=True, help="Show where in the code an error arose.")
+def cli(traceback: bool) -> None:
+    """Take a Kimi K3 checkpoint to tokens: inspect, shard, compile-plan, emit-isa, run, verify.
+
+    \b
+    Example:
+      k3tool inspect CKPT
+      k3tool run CKPT --ids 1,2,3 --gen 16 --tp 8
+    """
+
+
+def run_command(arguments: Sequence[str]) -> int:
+    """Run one command line and return its exit code; errors a user can meet become one message.
+
+    Unknown exceptions keep their traceback.
+    """
+    context: click.Context | None = None
+    try:
+        context = cli.make_context("k3tool", list(arguments))
+        with context:
+            cli.invoke(context)
+        sys.stdout.flush()
+    except click.exceptions.Exit as stop:
+        return stop.exit_code
+    except click.ClickException as error:
+        error.show()
+        return error.exit_code
+    except K3Error as error:
+        return _report(error, context)
+    except (KeyboardInterrupt, click.Abort):
+        click.echo("interrupted", err=True)
+        return INTERRUPTED
+    except BrokenPipeError:
+        # The reader has gone: point stdout elsewhere, or the interpreter's last flush complains.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return 0
+
+
+def _report(error: K3Error, context: click.Context | None) -> int:
+    stage = context.invoked_subcommand if context is not None else None
+    click.echo(error.text(stage), err=True)
+    if context is not None and context.params.get("traceback"):
+        raise error
+    return error.exit_code
+
+
+def main() -> None:
+    """Run the command line of this process."""
+    sys.exit(run_command(sys.argv[1:]))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,47 @@
+"""Options that several commands share: the same word means the same thing everywhere."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+
+Body = TypeVar("Body", bound=Callable[..., Any])
+Decorator = Callable[[Body], Body]
+
+PATH = click.Path(path_type=Path)
+
+
+def output(what: str, *, required: bool = True) -> Decorator[Body]:
+    """Return `-o/--output`, the one place a command writes to."""
+    return click.option(
+        "-o", "--output", type=PATH, required=required, help=f"Where to write {what}."
+    )
+
+
+def as_json(what: str = "the result as JSON on stdout") -> Decorator[Body]:
+    """Return `--json` as the parameter `as_json`."""
+    return click.option("--json", "as_json", is_flag=True, help=f"Print {what}.")
+
+
+def verbose() -> Decorator[Body]:
+    """Return `-v/--verbose`."""
+    return click.option("-v", "--verbose", is_flag=True, help="Say more on stderr.")
+
+
+def tp(*, required: bool = False, default: int | None = None) -> Decorator[Body]:
+    """Return `--tp`; whether a degree is legal is the model config's to say."""
+    return click.option(
+        "--tp",
+        type=click.IntRange(min=1),
+        required=required,
+        default=default,
+        show_default=default is not None,
+        metavar="N",
+        help="Tensor-parallel degree: 1, 2, 4 or 8, where the model's shape allows it.",
+    )
+
+
+def force() -> Decorator[Body]:
+    """Return `--force`."""
+    return click.option("--force", is_flag=True, help="Replace what this command wrote before.")
