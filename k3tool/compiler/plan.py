@@ -1,0 +1,315 @@
+"""The plan: what every rank executes, as tensors, packets and waits, and its file plan.h5.
+
+A plan is made by `compiler.compile` and read by emit-isa, run and verify. It does not hold the
+device's 64-byte records (isa does) and no weights. What varies per step (tokens, positions, slots)
+is not in it. Quantities in packets are per rank; one plan serves all ranks.
+
+Letters: P packets, W waits of one phase, N tensors; handle = row of `Plan.tensors`.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from k3tool.artifact import Dataset, InputRef, open_artifact, write_artifact
+from k3tool.errors import ArtifactError
+from k3tool.isa.table import N_HANDLES, N_PARAMS, NO_HANDLE, SPECS, Op, isa_hash
+
+PLAN_SCHEMA = 1
+NUMERICS_MODE, NUMERICS_VERSION = "f32", 1
+
+# A counter with this bit is a gate: it lives in the peer segment and counts arrivals of all ranks.
+GATE = 0x80000000
+# Packet flags, the same bits as the entry flags of the device stream.
+FLAG_DIGEST = 1  # the result is the same on every rank: its bits enter the step's digest
+FLAG_REARM = 2  # clear the counters' other bank before signalling (the arrival at the fold)
+
+ROLES = ("weight", "experts", "arena", "peer", "state", "output", "logits")
+DTYPES = ("bf16", "f32", "mxfp4", "u32")
+PHASES = ("decode", "prefill")
+
+PACKET_DTYPE = np.dtype(
+    [
+        ("op", "<u2"),
+        ("flags", "<u2"),
+        ("handles", "<u2", (N_HANDLES,)),  # by operand slot of the op table, else NO_HANDLE
+        ("n_units", "<u4"),  # units that slices divide
+        ("width", "<u4"),  # elements of the result per token
+        ("unit_cols", "<u4"),  # columns of the result per unit; 0: a unit is a token or the step
+        ("params", "<u4", (N_PARAMS,)),  # f32 as bits; u32_per_rank as the stride
+        ("grain", "<u4"),  # units per tile: slice boundaries are multiples of it
+        ("n_slices", "<u4"),
+        ("counter", "<u4"),  # packet index, or GATE | gate number
+        ("threshold", "<u4"),  # final value of the counter: all slices (a gate: of all ranks)
+        ("wait_ofs", "<u4"),  # first row in the phase's waits
+        ("n_waits", "<u4"),
+    ]
+)
+WAIT_DTYPE = np.dtype([("counter", "<u4"), ("threshold", "<u4")])
+
+Records = npt.NDArray[Any]
+
+
+class Tensor(NamedTuple):
+    """One row of the handle table.
+
+    `logical` is the shape over all ranks, `local` of one rank's part, `n_bytes` the size of that
+    part. `offset` is in bytes: of the phase's arena (role arena), of the peer segment (role peer),
+    else 0. `phase` is set for what belongs to one phase. A weight has its `leaf` name, the stored
+    tensor's full name (`source`; an expert leaf's holds `{E}` and stops before `.weight_packed`) and
+    the table's split rule (`split`).
+    """
+
+    name: str
+    role: str
+    dtype: str
+    logical: tuple[int, ...]
+    local: tuple[int, ...]
+    n_bytes: int
+    offset: int = 0
+    phase: str = ""
+    leaf: str = ""
+    source: str = ""
+    split: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Phase:
+    """The packets of one phase in topological order, and what they need.
+
+    `packets` has PACKET_DTYPE, `waits` WAIT_DTYPE. `rules` says for each packet which rewrite rules
+    made its op, space-separated, empty for an op the graph builder wrote.
+    """
+
+    name: str
+    max_tokens: int
+    packets: Records
+    waits: Records
+    rules: tuple[str, ...]
+    n_gates: int
+    arena_bytes: int
+    peer_bytes: int
+    packet_path: int  # packets on the longest chain
+    critical_path: int  # hand-offs on it: every packet gate and every wait inside a packet
+
+    def waits_of(self, index: int) -> Records:
+        """Return the waits of one packet."""
+        packet = self.packets[index]
+        return self.waits[packet["wait_ofs"] : packet["wait_ofs"] + packet["n_waits"]]
+
+
+class Fired(NamedTuple):
+    """One application of a rewrite rule: at which graph value, and whether the plan uses its result.
+
+    `binding` is the substitution as `variable=value` words: graph values by name, numbers as such.
+    """
+
+    rule: str
+    root: str
+    binding: str
+    used: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """A compiled model: handle table, phases, and where it all came from.
+
+    `params` holds every option that changed the content (tp, target, workgroups, chunk, batch, ctx,
+    numerics, eps sites, rules used and off) and sizes that a runtime wants. `digest` is empty until
+    the plan has been saved or loaded.
+    """
+
+    tensors: tuple[Tensor, ...]
+    phases: Mapping[str, Phase]
+    params: Mapping[str, Any]
+    fired: tuple[Fired, ...] = ()
+    inputs: tuple[InputRef, ...] = ()
+    proof_status: str = "unproved"
+    digest: str = ""
+    handles: Mapping[str, int] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        """Index the tensors by name."""
+        index = {tensor.name: handle for handle, tensor in enumerate(self.tensors)}
+        assert len(index) == len(self.tensors), "two tensors of one name"
+        assert len(index) < NO_HANDLE, f"{len(index)} handles do not fit 16 bits"
+        object.__setattr__(self, "handles", index)
+
+    @property
+    def tp(self) -> int:
+        """Return the number of ranks."""
+        return int(self.params["tp"])
+
+    def operand(self, phase: str, packet: int, name: str) -> Tensor:
+        """Return the tensor of an operand, by its name in the op table."""
+        record = self.phases[phase].packets[packet]
+        return self.tensors[record["handles"][SPECS[Op(int(record["op"]))].slot(name)]]
+
+
+# -- slices ------------------------------------------------------------------------------------
+
+
+def n_slices(n_units: int, grain: int, workgroups: int) -> int:
+    """Return into how many slices a packet is cut: at most one per workgroup and per tile."""
+    return min(workgroups, max(1, -(-n_units // grain)))
+
+
+def slice_bounds(n_units: int, grain: int, slices: int) -> npt.NDArray[np.int64]:
+    """Return the slices + 1 unit boundaries: slice i covers tiles [tiles*i//n, tiles*(i+1)//n)."""
+    tiles = -(-n_units // grain)
+    bounds = np.arange(slices + 1, dtype=np.int64) * tiles // slices * grain
+    return np.minimum(bounds, n_units)
+
+
+# -- file --------------------------------------------------------------------------------------
+
+
+def save_plan(plan: Plan, path: str | Path) -> Plan:
+    """Write plan.h5 atomically and return the plan with its content digest.
+
+    Raises: K3Error when the file cannot be written.
+    """
+    datasets = _tensor_datasets(plan.tensors) | _fired_datasets(plan.fired)
+    for phase in plan.phases.values():
+        datasets |= _phase_datasets(phase)
+    digest = write_artifact(
+        path,
+        "plan",
+        PLAN_SCHEMA,
+        datasets,
+        attrs={"proof_status": plan.proof_status},
+        inputs=plan.inputs,
+        params=plan.params,
+        target=str(plan.params["target"]),
+        isa_hash=isa_hash(),
+    )
+    return Plan(
+        plan.tensors, plan.phases, plan.params, plan.fired, plan.inputs, plan.proof_status, digest
+    )
+
+
+def load_plan(path: str | Path) -> Plan:
+    """Read and check plan.h5. Raises: ArtifactError naming the file and what differs."""
+    with open_artifact(path, "plan", PLAN_SCHEMA, isa_hash=isa_hash()) as file:
+        names = set(file.names())
+        data = {name: file.read(name) for name in names}
+        params, inputs, digest = file.params, tuple(file.inputs), file.digest
+        status = str(file.attrs["proof_status"])
+    phases = {
+        name: _read_phase(name, data, str(path))
+        for name in PHASES
+        if f"phases/{name}/numbers" in names
+    }
+    if not phases:
+        raise ArtifactError(str(path), got="a plan without phases", need="decode and prefill")
+    return Plan(_read_tensors(data), phases, params, _read_fired(data), inputs, status, digest)
+
+
+_MAX_DIMS = 4
+_TENSOR_TEXTS = ("name", "role", "dtype", "phase", "leaf", "source", "split")
+_PHASE_NUMBERS = (
+    "max_tokens", "n_gates", "arena_bytes", "peer_bytes", "packet_path", "critical_path",
+)  # fmt: skip
+
+
+def _tensor_datasets(tensors: Sequence[Tensor]) -> dict[str, Dataset]:
+    texts = {
+        f"tensors/{text}": Dataset([str(getattr(t, text)) for t in tensors], ("handle",))
+        for text in _TENSOR_TEXTS
+    }
+    shapes = {}
+    for kind in ("logical", "local"):
+        rows = [(getattr(t, kind) + (0,) * _MAX_DIMS)[:_MAX_DIMS] for t in tensors]
+        shapes[f"tensors/{kind}"] = Dataset(
+            np.array(rows, dtype=np.int64).reshape(-1, _MAX_DIMS), ("handle", "axis"), "elements"
+        )
+    numbers = {
+        f"tensors/{kind}": Dataset(
+            np.array([getattr(t, kind) for t in tensors], dtype=np.int64), ("handle",), "bytes"
+        )
+        for kind in ("n_bytes", "offset")
+    }
+    dims = np.array([len(t.local) for t in tensors], dtype=np.int64)
+    return texts | shapes | numbers | {"tensors/n_axes": Dataset(dims, ("handle",), "axes")}
+
+
+def _read_tensors(data: Mapping[str, Records]) -> tuple[Tensor, ...]:
+    column = {name.removeprefix("tensors/"): data[name] for name in data if "tensors/" in name}
+    out = []
+    for row in range(len(column["name"])):
+        texts = {text: str(column[text][row]) for text in _TENSOR_TEXTS}
+        axes = int(column["n_axes"][row])
+        shapes = {
+            kind: tuple(int(size) for size in column[kind][row][:axes])
+            for kind in ("logical", "local")
+        }
+        sizes = {kind: int(column[kind][row]) for kind in ("n_bytes", "offset")}
+        out.append(Tensor(**texts, **shapes, **sizes))
+    return tuple(out)
+
+
+def _phase_datasets(phase: Phase) -> dict[str, Dataset]:
+    root = f"phases/{phase.name}"
+    numbers = np.array([getattr(phase, name) for name in _PHASE_NUMBERS], dtype=np.int64)
+    wire = np.frombuffer(_encode(phase.packets, phase.waits), dtype=np.uint8)
+    return {
+        f"{root}/wire": Dataset(wire, ("byte",), "bytes"),
+        f"{root}/rules": Dataset(list(phase.rules), ("packet",)),
+        f"{root}/numbers": Dataset(numbers, ("field",), " ".join(_PHASE_NUMBERS)),
+    }
+
+
+def _read_phase(name: str, data: Mapping[str, Records], where: str) -> Phase:
+    root = f"phases/{name}"
+    packets, waits = _decode(data[f"{root}/wire"].tobytes())
+    numbers = {k: int(v) for k, v in zip(_PHASE_NUMBERS, data[f"{root}/numbers"], strict=True)}
+    rules = tuple(str(text) for text in data[f"{root}/rules"])
+    if len(rules) != len(packets):
+        raise ArtifactError(f"{where}: {root}/rules", got=len(rules), need=f"{len(packets)} rows")
+    return Phase(name=name, packets=packets, waits=waits, rules=rules, **numbers)
+
+
+def _fired_datasets(fired: Sequence[Fired]) -> dict[str, Dataset]:
+    out = {
+        f"fired/{text}": Dataset([str(getattr(row, text)) for row in fired], ("application",))
+        for text in ("rule", "root", "binding")
+    }
+    used = np.array([row.used for row in fired], dtype=np.uint8)
+    return out | {"fired/used": Dataset(used, ("application",), "flag")}
+
+
+def _read_fired(data: Mapping[str, Records]) -> tuple[Fired, ...]:
+    columns = (data["fired/rule"], data["fired/root"], data["fired/binding"], data["fired/used"])
+    return tuple(
+        Fired(str(rule), str(root), str(binding), bool(used))
+        for rule, root, binding, used in zip(*columns, strict=True)
+    )
+
+
+# TODO: replaced by k3tool.isa.wire when it stands.
+def _encode(packets: Records, waits: Records) -> bytes:
+    return (
+        np.array([len(packets), len(waits)], dtype="<u4").tobytes()
+        + packets.astype(PACKET_DTYPE).tobytes()
+        + waits.astype(WAIT_DTYPE).tobytes()
+    )
+
+
+def _decode(data: bytes) -> tuple[Records, Records]:
+    n_packets, n_waits = (int(v) for v in np.frombuffer(data[:8], dtype="<u4"))
+    split = 8 + n_packets * PACKET_DTYPE.itemsize
+    need = split + n_waits * WAIT_DTYPE.itemsize
+    if len(data) != need:
+        raise ArtifactError("plan wire", got=f"{len(data)} bytes", need=f"{need} bytes")
+    packets = np.frombuffer(data[8:split], dtype=PACKET_DTYPE)
+    return packets, np.frombuffer(data[split:], dtype=WAIT_DTYPE)
+
+
+def local_elements(tensor: Tensor) -> int:
+    """Return the number of elements of one rank's part."""
+    return math.prod(tensor.local)
