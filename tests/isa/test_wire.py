@@ -8,45 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from k3tool.errors import ArtifactError
-from k3tool.isa import table, wire
-from k3tool.isa.columns import GATE, WAIT_DTYPE, Columns, empty_packets
-
-U32 = st.integers(0, 0xFFFFFFFF)
-
-
-@st.composite
-def programs(draw: st.DrawFn) -> tuple[Columns, Columns]:
-    """Any well-formed program: it need not mean anything."""
-    ops = draw(st.lists(st.sampled_from(sorted(table.SPECS)), max_size=6))
-    packets, waits = empty_packets(len(ops)), []
-    for index, op in enumerate(ops):
-        row, spec = packets[index : index + 1], table.SPECS[op]
-        row["op"], row["flags"] = op, draw(st.integers(0, 3))
-        for slot in range(len(spec.operands)):
-            row["handles"][0, slot] = draw(st.integers(0, table.NO_HANDLE - 1))
-        for word in range(len(spec.params)):
-            row["params"][0, word] = draw(U32)
-        row["n_units"] = draw(st.integers(1, 0xFFFFFFFF))
-        row["width"], row["unit_cols"] = draw(st.integers(1, 0xFFFFFFFF)), draw(U32)
-        row["grain"] = draw(st.integers(1, 64))
-        tiles = -(-int(row["n_units"][0]) // int(row["grain"][0]))
-        row["n_slices"] = draw(st.integers(1, min(tiles, wire.MAX_SLICES)))
-        gate = draw(st.booleans())
-        row["counter"] = GATE | draw(st.integers(0, len(ops) - 1)) if gate else index
-        row["threshold"] = draw(st.integers(1, 0xFFFFFFFF))
-        row["wait_ofs"], row["n_waits"] = len(waits), draw(st.integers(0, 4))
-        for _ in range(int(row["n_waits"][0])):
-            counter = draw(st.integers(0, len(ops) - 1)) | (GATE if draw(st.booleans()) else 0)
-            waits.append((counter, draw(st.integers(1, 0xFFFFFFFF))))
-    return packets, np.array(waits, WAIT_DTYPE)
-
-
-def one_packet() -> tuple[Columns, Columns]:
-    packets = empty_packets(1)
-    packets["op"], packets["handles"][0, :3] = table.Op.RMSNORM, (4, 5, 6)
-    packets["n_units"], packets["width"], packets["grain"] = 1, 8, 1
-    packets["n_slices"], packets["threshold"], packets["n_waits"] = 1, 1, 1
-    return packets, np.array([(GATE, 8)], WAIT_DTYPE)
+from k3tool.isa import wire
+from k3tool.isa.columns import GATE, WAIT_DTYPE, Columns
+from tests.isa.programs import one_packet, programs
 
 
 @given(programs())
