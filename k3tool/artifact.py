@@ -1,4 +1,4 @@
-"""HDF5 artifacts and the safetensors writer: the only module that knows either library.
+"""HDF5 artifacts: the only module that knows the HDF5 library.
 
 It does not know what any artifact means; each stage names its own datasets.
 
@@ -40,7 +40,6 @@ from k3tool.errors import ArtifactError, K3Error
 
 Array = npt.NDArray[Any]
 KINDS = ("coverage", "shards", "plan", "isa", "tokens", "trace", "bench")
-DATA_ALIGN_BYTES = 4096  # O_DIRECT reads need it; the page size is the safe unit everywhere
 _UNHASHED = ("k3.content_sha256", "k3.tool")
 _OPTIONAL = {"target": "k3.target", "phase": "k3.phase", "isa_hash": "k3.isa_hash"}
 
@@ -209,8 +208,15 @@ def _content_sha256(
                 put(item.encode())
         else:
             put(data.dtype.str.encode())
-            digest.update(np.ascontiguousarray(data).reshape(-1).view(np.uint8).data)
+            digest.update(bytes_of(data))
     return digest.hexdigest()
+
+
+def bytes_of(data: Array | bytes) -> memoryview:
+    """Return the bytes of an array in C order, without a copy where it is contiguous."""
+    if isinstance(data, bytes):
+        return memoryview(data)
+    return memoryview(np.ascontiguousarray(data).reshape(-1).view(np.uint8).data)
 
 
 # -- reading -----------------------------------------------------------------------------------
@@ -385,61 +391,3 @@ def _read_stored(dataset: h5py.Dataset) -> Array:
     for index, item in enumerate(raw.flat):
         out.flat[index] = item.decode() if isinstance(item, bytes) else str(item)
     return out
-
-
-# -- safetensors -------------------------------------------------------------------------------
-
-
-class TensorBytes(NamedTuple):
-    """Describe one tensor to be written: its header fields and where its bytes come from.
-
-    `chunks` yields the bytes in order, in pieces of any size that together fill the shape.
-    """
-
-    name: str
-    dtype: str
-    shape: tuple[int, ...]
-    n_bytes: int
-    chunks: Iterable[bytes | memoryview]
-
-
-def safetensors_header(tensors: Sequence[TensorBytes], metadata: Mapping[str, object]) -> bytes:
-    """Return length word and header, padded so that data starts on a 4 KiB file offset.
-
-    One metadata key: with two or more the stock writer's order, and so the file's hash, is random.
-    """
-    header: dict[str, object] = {"__metadata__": {"k3": canonical_json(dict(metadata))}}
-    offset = 0
-    for tensor in tensors:
-        header[tensor.name] = {
-            "dtype": tensor.dtype,
-            "shape": list(tensor.shape),
-            "data_offsets": [offset, offset + tensor.n_bytes],
-        }
-        offset += tensor.n_bytes
-    text = json.dumps(header, separators=(",", ":")).encode()
-    text += b" " * (-(len(text) + 8) % DATA_ALIGN_BYTES)
-    return len(text).to_bytes(8, "little") + text
-
-
-def write_safetensors(
-    path: str | Path, tensors: Sequence[TensorBytes], metadata: Mapping[str, object]
-) -> dict[str, str]:
-    """Stream tensors in the given order into one file; return the sha256 of each tensor's bytes.
-
-    Raises: K3Error when the file cannot be written. A tensor whose chunks do not fill its size is
-    our bug and an assertion.
-    """
-    path = Path(path)
-    digests: dict[str, str] = {}
-    with atomic_path(path) as temporary, temporary.open("wb") as file:
-        file.write(safetensors_header(tensors, metadata))
-        for tensor in tensors:
-            digest, n_bytes = hashlib.sha256(), 0
-            for chunk in tensor.chunks:
-                file.write(chunk)
-                digest.update(chunk)
-                n_bytes += len(chunk)
-            assert n_bytes == tensor.n_bytes, (tensor.name, n_bytes, tensor.n_bytes)
-            digests[tensor.name] = digest.hexdigest()
-    return digests
