@@ -18,39 +18,20 @@ import numpy.typing as npt
 
 from k3tool.artifact import Dataset, InputRef, open_artifact, write_artifact
 from k3tool.errors import ArtifactError
-from k3tool.isa.table import N_HANDLES, N_PARAMS, NO_HANDLE, SPECS, Op, isa_hash
+from k3tool.isa import wire
+from k3tool.isa.columns import GATE, PACKET_DTYPE, WAIT_DTYPE
+from k3tool.isa.columns import PACKET_DIGEST as FLAG_DIGEST
+from k3tool.isa.columns import PACKET_REARM as FLAG_REARM
+from k3tool.isa.table import NO_HANDLE, SPECS, Op, isa_hash
+
+__all__ = ["FLAG_DIGEST", "FLAG_REARM", "GATE", "PACKET_DTYPE", "WAIT_DTYPE"]  # re-exported
 
 PLAN_SCHEMA = 1
 NUMERICS_MODE, NUMERICS_VERSION = "f32", 1
 
-# A counter with this bit is a gate: it lives in the peer segment and counts arrivals of all ranks.
-GATE = 0x80000000
-# Packet flags, the same bits as the entry flags of the device stream.
-FLAG_DIGEST = 1  # the result is the same on every rank: its bits enter the step's digest
-FLAG_REARM = 2  # clear the counters' other bank before signalling (the arrival at the fold)
-
 ROLES = ("weight", "experts", "arena", "peer", "state", "output", "logits")
 DTYPES = ("bf16", "f32", "mxfp4", "u32")
 PHASES = ("decode", "prefill")
-
-PACKET_DTYPE = np.dtype(
-    [
-        ("op", "<u2"),
-        ("flags", "<u2"),
-        ("handles", "<u2", (N_HANDLES,)),  # by operand slot of the op table, else NO_HANDLE
-        ("n_units", "<u4"),  # units that slices divide
-        ("width", "<u4"),  # elements of the result per token
-        ("unit_cols", "<u4"),  # columns of the result per unit; 0: a unit is a token or the step
-        ("params", "<u4", (N_PARAMS,)),  # f32 as bits; u32_per_rank as the stride
-        ("grain", "<u4"),  # units per tile: slice boundaries are multiples of it
-        ("n_slices", "<u4"),
-        ("counter", "<u4"),  # packet index, or GATE | gate number
-        ("threshold", "<u4"),  # final value of the counter: all slices (a gate: of all ranks)
-        ("wait_ofs", "<u4"),  # first row in the phase's waits
-        ("n_waits", "<u4"),
-    ]
-)
-WAIT_DTYPE = np.dtype([("counter", "<u4"), ("threshold", "<u4")])
 
 Records = npt.NDArray[Any]
 
@@ -174,7 +155,7 @@ def save_plan(plan: Plan, path: str | Path) -> Plan:
 
     Raises: K3Error when the file cannot be written.
     """
-    datasets = _tensor_datasets(plan.tensors) | _fired_datasets(plan.fired)
+    datasets = tensor_datasets(plan.tensors) | _fired_datasets(plan.fired)
     for phase in plan.phases.values():
         datasets |= _phase_datasets(phase)
     digest = write_artifact(
@@ -207,7 +188,7 @@ def load_plan(path: str | Path) -> Plan:
     }
     if not phases:
         raise ArtifactError(str(path), got="a plan without phases", need="decode and prefill")
-    return Plan(_read_tensors(data), phases, params, _read_fired(data), inputs, status, digest)
+    return Plan(read_tensors(data), phases, params, _read_fired(data), inputs, status, digest)
 
 
 _MAX_DIMS = 4
@@ -217,7 +198,8 @@ _PHASE_NUMBERS = (
 )  # fmt: skip
 
 
-def _tensor_datasets(tensors: Sequence[Tensor]) -> dict[str, Dataset]:
+def tensor_datasets(tensors: Sequence[Tensor]) -> dict[str, Dataset]:
+    """Return the handle table as datasets; a plan and the stream emitted from it hold the same."""
     texts = {
         f"tensors/{text}": Dataset([str(getattr(t, text)) for t in tensors], ("handle",))
         for text in _TENSOR_TEXTS
@@ -238,7 +220,8 @@ def _tensor_datasets(tensors: Sequence[Tensor]) -> dict[str, Dataset]:
     return texts | shapes | numbers | {"tensors/n_axes": Dataset(dims, ("handle",), "axes")}
 
 
-def _read_tensors(data: Mapping[str, Records]) -> tuple[Tensor, ...]:
+def read_tensors(data: Mapping[str, Records]) -> tuple[Tensor, ...]:
+    """Return the handle table of datasets that `tensor_datasets` made."""
     column = {name.removeprefix("tensors/"): data[name] for name in data if "tensors/" in name}
     out = []
     for row in range(len(column["name"])):
@@ -256,9 +239,9 @@ def _read_tensors(data: Mapping[str, Records]) -> tuple[Tensor, ...]:
 def _phase_datasets(phase: Phase) -> dict[str, Dataset]:
     root = f"phases/{phase.name}"
     numbers = np.array([getattr(phase, name) for name in _PHASE_NUMBERS], dtype=np.int64)
-    wire = np.frombuffer(_encode(phase.packets, phase.waits), dtype=np.uint8)
+    packed = np.frombuffer(wire.encode(phase.packets, phase.waits), dtype=np.uint8)
     return {
-        f"{root}/wire": Dataset(wire, ("byte",), "bytes"),
+        f"{root}/wire": Dataset(packed, ("byte",), "bytes"),
         f"{root}/rules": Dataset(list(phase.rules), ("packet",)),
         f"{root}/numbers": Dataset(numbers, ("field",), " ".join(_PHASE_NUMBERS)),
     }
@@ -266,7 +249,7 @@ def _phase_datasets(phase: Phase) -> dict[str, Dataset]:
 
 def _read_phase(name: str, data: Mapping[str, Records], where: str) -> Phase:
     root = f"phases/{name}"
-    packets, waits = _decode(data[f"{root}/wire"].tobytes())
+    packets, waits = wire.decode(data[f"{root}/wire"].tobytes(), f"{where}: {name}")
     numbers = {k: int(v) for k, v in zip(_PHASE_NUMBERS, data[f"{root}/numbers"], strict=True)}
     rules = tuple(str(text) for text in data[f"{root}/rules"])
     if len(rules) != len(packets):
@@ -289,25 +272,6 @@ def _read_fired(data: Mapping[str, Records]) -> tuple[Fired, ...]:
         Fired(str(rule), str(root), str(binding), bool(used))
         for rule, root, binding, used in zip(*columns, strict=True)
     )
-
-
-# TODO: replaced by k3tool.isa.wire when it stands.
-def _encode(packets: Records, waits: Records) -> bytes:
-    return (
-        np.array([len(packets), len(waits)], dtype="<u4").tobytes()
-        + packets.astype(PACKET_DTYPE).tobytes()
-        + waits.astype(WAIT_DTYPE).tobytes()
-    )
-
-
-def _decode(data: bytes) -> tuple[Records, Records]:
-    n_packets, n_waits = (int(v) for v in np.frombuffer(data[:8], dtype="<u4"))
-    split = 8 + n_packets * PACKET_DTYPE.itemsize
-    need = split + n_waits * WAIT_DTYPE.itemsize
-    if len(data) != need:
-        raise ArtifactError("plan wire", got=f"{len(data)} bytes", need=f"{need} bytes")
-    packets = np.frombuffer(data[8:split], dtype=PACKET_DTYPE)
-    return packets, np.frombuffer(data[split:], dtype=WAIT_DTYPE)
 
 
 def local_elements(tensor: Tensor) -> int:
