@@ -1,0 +1,26 @@
+/* Chooses the leaves of one compilation. The op bodies are compiled once for each macro; the interpreter
+ * picks among the compiled tables at run time by cpuid. */
+#ifndef K3_LEAVES_SELECT_H
+#define K3_LEAVES_SELECT_H
+
+#if defined(K3_LEAVES_SCALAR)
+#include "scalar.h"
+#elif defined(K3_LEAVES_AVX2)
+#include "avx2.h"
+
+#include "tiles.h"
+
+#include "tiles_columns.h"
+#include "tiles_mxfp4.h"
+#elif defined(K3_LEAVES_AVX512)
+#include "avx512.h"
+
+#include "tiles.h"
+
+#include "tiles_columns.h"
+#include "tiles_mxfp4.h"
+#else
+#error "define K3_LEAVES_SCALAR, K3_LEAVES_AVX2 or K3_LEAVES_AVX512"
+#endif
+
+#endif

@@ -1,0 +1,282 @@
+/* The vector leaves: loops over tiles of rows and tokens, written once against the primitives of avx2.h or
+ * avx512.h (included before this file).
+ *
+ * Each result keeps rule 3's order exactly, so tile shape, prefetch distance and loop order change no bit.
+ * What shapes the loops:
+ *   - Decode (one token): K3V_ROWS rows side by side share each split of x; four rows' lanes are then reduced
+ *     by one transposed tree, which costs little more than reducing one.
+ *   - Prefill: 16 (8) lanes are an independent partial dot, so a pass over one vector position holds
+ *     K3V_ROWS x K3V_TOKS accumulators; passes alternate over segments short enough to stay in L1.
+ *   - The last, partial chunk of a row is copied and padded with w = -0, x = +0, which changes nothing. */
+#ifndef K3_LEAVES_TILES_H
+#define K3_LEAVES_TILES_H
+
+#define K3V_STEP (2 * K3V_LANES) /* elements a vector step covers */
+#define K3V_UNROLL _Pragma("GCC unroll 8")
+#define K3V_SEGMENT 2048u /* elements a prefill pass walks before the next vector position takes over */
+
+enum { K3V_BF16 = 0, K3V_F32 = 1 };
+
+K3V_INLINE uint64_t k3v_bytes(int type) { return type == K3V_BF16 ? 2u : 4u; }
+
+K3V_INLINE k3v_pair k3v_split(int type, const uint8_t *p) {
+    return type == K3V_BF16 ? k3v_split_bf16((const uint16_t *)(const void *)p)
+                            : k3v_split_f32((const float *)(const void *)p);
+}
+
+K3V_INLINE k3v_f k3v_pair_fma(k3v_pair w, k3v_pair x, k3v_f acc) {
+    return k3v_fma(w.even, x.even, k3v_fma(w.odd, x.odd, acc));
+}
+
+/* The last n < 128 elements of a row and of x, padded so that the absent pairs change nothing. */
+typedef struct {
+    uint32_t w[K3_CHUNK]; /* 128 elements of the row's type */
+    float x[K3_CHUNK];
+} k3v_tail;
+
+K3V_INLINE void k3v_pad_weights(int type, k3v_tail *tail, const uint8_t *w, uint32_t n) {
+    uint16_t *h = (uint16_t *)(void *)tail->w;
+    uint32_t i;
+    if (type == K3V_BF16)
+        for (i = 0; i < K3_CHUNK; i++) h[i] = 0x8000u;
+    else
+        for (i = 0; i < K3_CHUNK; i++) tail->w[i] = 0x80000000u;
+    __builtin_memcpy(tail->w, w, n * k3v_bytes(type));
+}
+
+K3V_INLINE void k3v_pad_x(k3v_tail *tail, const float *x, uint32_t n) {
+    __builtin_memset(tail->x, 0, sizeof tail->x);
+    __builtin_memcpy(tail->x, x, n * sizeof(float));
+}
+
+K3V_INLINE void k3v_finish_tail(int type, k3v_f *acc, const k3v_tail *tail) {
+    K3V_UNROLL
+    for (int v = 0; v < K3V_PER_ROW; v++)
+        acc[v] = k3v_pair_fma(k3v_split(type, (const uint8_t *)tail->w + (uint64_t)v * K3V_STEP * k3v_bytes(type)),
+                              k3v_split_f32(tail->x + v * K3V_STEP), acc[v]);
+}
+
+/* ---- one token: R rows (or R blocks that share x) side by side ------------------------------------- */
+
+#define K3V_AHEAD 4096 /* bytes of prefetch per stream; enough for L2's streamer to fall in behind */
+
+/* quads[r] = the 16 quad sums of rule 3 over K elements of row r. */
+K3V_INLINE void k3v_tile(int type, int R, const uint8_t *const *w, const float *x, uint32_t K, k3v_f *quads) {
+    k3v_f acc[K3V_ROWS][K3V_PER_ROW];
+    uint32_t i = 0;
+    K3V_UNROLL
+    for (int r = 0; r < R; r++)
+        K3V_UNROLL
+        for (int v = 0; v < K3V_PER_ROW; v++) acc[r][v] = k3v_zero();
+    for (; i + K3_CHUNK <= K; i += K3_CHUNK) {
+        K3V_UNROLL
+        for (int v = 0; v < K3V_PER_ROW; v++) {
+            const k3v_pair xv = k3v_split_f32(x + i + (uint32_t)v * K3V_STEP);
+            K3V_UNROLL
+            for (int r = 0; r < R; r++) {
+                const uint8_t *p = w[r] + (uint64_t)(i + (uint32_t)v * K3V_STEP) * k3v_bytes(type);
+                acc[r][v] = k3v_pair_fma(k3v_split(type, p), xv, acc[r][v]);
+                if ((v * K3V_STEP * (int)k3v_bytes(type)) % 64 == 0) _mm_prefetch(p + K3V_AHEAD, _MM_HINT_T0);
+            }
+        }
+    }
+    if (i < K) {
+        k3v_tail tail;
+        k3v_pad_x(&tail, x + i, K - i);
+        K3V_UNROLL
+        for (int r = 0; r < R; r++) {
+            k3v_pad_weights(type, &tail, w[r] + (uint64_t)i * k3v_bytes(type), K - i);
+            k3v_finish_tail(type, acc[r], &tail);
+        }
+    }
+    K3V_UNROLL
+    for (int r = 0; r < R; r++) quads[r] = k3v_quads(acc[r]);
+}
+
+/* Four rows (or fewer, n) over one block. */
+K3V_INLINE __m128 k3v_four(int type, const uint8_t *const *w, uint32_t n, const float *x, uint32_t K) {
+    k3v_f quads[4];
+    uint32_t r = 0;
+    if (n == 4u) {
+        K3V_UNROLL
+        for (int q = 0; q < 4; q += K3V_ROWS) k3v_tile(type, K3V_ROWS, w + q, x, K, quads + q);
+    } else {
+        for (r = 0; r < n; r++) k3v_tile(type, 1, w + r, x, K, quads + r);
+        for (; r < 4u; r++) quads[r] = quads[0];
+    }
+    return k3v_fold4(quads[0], quads[1], quads[2], quads[3]);
+}
+
+/* Rule 5's tree, four rows at once: d[b] holds block b of four rows. */
+K3V_INLINE __m128 k3v_tree4(const __m128 *d, uint32_t n) {
+    if (n == 1u) return d[0];
+    if (n == 2u) return _mm_add_ps(d[0], d[1]);
+    if (n == 4u) return _mm_add_ps(_mm_add_ps(d[0], d[1]), _mm_add_ps(d[2], d[3]));
+    return _mm_add_ps(_mm_add_ps(_mm_add_ps(d[0], d[1]), _mm_add_ps(d[2], d[3])),
+                      _mm_add_ps(_mm_add_ps(d[4], d[5]), _mm_add_ps(d[6], d[7])));
+}
+
+K3V_INLINE void k3v_store_n(float *y, __m128 v, uint32_t n) {
+    float four[4];
+    if (n == 4u) {
+        _mm_storeu_ps(y, v);
+        return;
+    }
+    _mm_storeu_ps(four, v);
+    __builtin_memcpy(y, four, n * sizeof(float));
+}
+
+/* Rows r0 .. r0 + n - 1 (n <= 4) for one token. */
+K3V_INLINE void k3v_rows4(int type, const uint8_t *W, uint64_t ldw, uint32_t r0, uint32_t n, uint32_t K,
+                          uint32_t n_blocks, const float *x, float *y) {
+    const uint32_t B = K / n_blocks;
+    __m128 d[8];
+    uint32_t b, r;
+    for (b = 0; b < n_blocks; b++) {
+        const uint8_t *w[4];
+        for (r = 0; r < 4u; r++)
+            w[r] = W + ((uint64_t)(r0 + (r < n ? r : 0u)) * ldw + (uint64_t)b * B) * k3v_bytes(type);
+        d[b] = k3v_four(type, w, n, x + (uint64_t)b * B, B);
+    }
+    k3v_store_n(y, k3v_tree4(d, n_blocks), n);
+}
+
+/* ---- several tokens -------------------------------------------------------------------------------- */
+
+/* One vector position v of R rows x T tokens over the chunks of [i0, i1), accumulators kept in memory
+ * between segments. */
+K3V_INLINE void k3v_pass(int type, int R, int T, int v, const uint8_t *const *w, const float *x, uint64_t ldx,
+                         uint32_t i0, uint32_t i1, float (*part)[K3V_TOKS][K3_LANES]) {
+    k3v_f acc[4][K3V_TOKS];
+    K3V_UNROLL
+    for (int r = 0; r < R; r++)
+        K3V_UNROLL
+        for (int t = 0; t < T; t++) acc[r][t] = k3v_load(&part[r][t][v * K3V_LANES]);
+    for (uint32_t i = i0; i < i1; i += K3_CHUNK) {
+        const uint32_t at = i + (uint32_t)v * K3V_STEP;
+        k3v_pair wv[4];
+        K3V_UNROLL
+        for (int r = 0; r < R; r++) wv[r] = k3v_split(type, w[r] + (uint64_t)at * k3v_bytes(type));
+        K3V_UNROLL
+        for (int t = 0; t < T; t++) {
+            const k3v_pair xv = k3v_split_f32(x + (uint64_t)t * ldx + at);
+            K3V_UNROLL
+            for (int r = 0; r < R; r++) acc[r][t] = k3v_pair_fma(wv[r], xv, acc[r][t]);
+        }
+    }
+    K3V_UNROLL
+    for (int r = 0; r < R; r++)
+        K3V_UNROLL
+        for (int t = 0; t < T; t++) k3v_store(&part[r][t][v * K3V_LANES], acc[r][t]);
+}
+
+#define K3V_TILE_ROWS 4
+
+/* Four rows x K3V_TOKS tokens over one block: out[t] = the four rows' rule-3 sums. */
+K3V_INLINE void k3v_block_tokens(int type, const uint8_t *const *w, const float *x, uint64_t ldx, uint32_t K,
+                                 __m128 *out) {
+    _Alignas(64) float part[K3V_TILE_ROWS][K3V_TOKS][K3_LANES];
+    const uint32_t whole = K / K3_CHUNK * K3_CHUNK;
+    __builtin_memset(part, 0, sizeof part);
+    for (uint32_t i = 0; i < whole; i += K3V_SEGMENT) {
+        const uint32_t end = whole - i < K3V_SEGMENT ? whole : i + K3V_SEGMENT;
+        K3V_UNROLL
+        for (int v = 0; v < K3V_PER_ROW; v++)
+            K3V_UNROLL
+            for (int r = 0; r < K3V_TILE_ROWS; r += K3V_PASS_ROWS)
+                k3v_pass(type, K3V_PASS_ROWS, K3V_TOKS, v, w + r, x, ldx, i, end, part + r);
+    }
+    for (int t = 0; t < K3V_TOKS; t++) {
+        k3v_f quads[K3V_TILE_ROWS];
+        k3v_tail tail;
+        if (whole < K) k3v_pad_x(&tail, x + (uint64_t)t * ldx + whole, K - whole);
+        for (int r = 0; r < K3V_TILE_ROWS; r++) {
+            k3v_f acc[K3V_PER_ROW];
+            K3V_UNROLL
+            for (int v = 0; v < K3V_PER_ROW; v++) acc[v] = k3v_load(&part[r][t][v * K3V_LANES]);
+            if (whole < K) {
+                k3v_pad_weights(type, &tail, w[r] + (uint64_t)whole * k3v_bytes(type), K - whole);
+                k3v_finish_tail(type, acc, &tail);
+            }
+            quads[r] = k3v_quads(acc);
+        }
+        out[t] = k3v_fold4(quads[0], quads[1], quads[2], quads[3]);
+    }
+}
+
+/* Four whole rows x K3V_TOKS tokens, all blocks. */
+K3V_INLINE void k3v_rows4_tokens(int type, const uint8_t *W, uint64_t ldw, uint32_t r0, uint32_t K,
+                                 uint32_t n_blocks, const float *x, uint64_t ldx, float *y, uint64_t ldy) {
+    const uint32_t B = K / n_blocks;
+    __m128 d[K3V_TOKS][8], block[K3V_TOKS];
+    for (uint32_t b = 0; b < n_blocks; b++) {
+        const uint8_t *w[4];
+        for (uint32_t r = 0; r < 4u; r++)
+            w[r] = W + ((uint64_t)(r0 + r) * ldw + (uint64_t)b * B) * k3v_bytes(type);
+        k3v_block_tokens(type, w, x + (uint64_t)b * B, ldx, B, block);
+        for (int t = 0; t < K3V_TOKS; t++) d[t][b] = block[t];
+    }
+    for (int t = 0; t < K3V_TOKS; t++) _mm_storeu_ps(y + (uint64_t)t * ldy, k3v_tree4(d[t], n_blocks));
+}
+
+K3V_INLINE void k3v_rows(int type, const uint8_t *W, uint64_t ldw, uint32_t row0, uint32_t row1, uint32_t K,
+                         uint32_t n_blocks, const float *X, uint64_t ldx, uint32_t n_tok, float *Y, uint64_t ldy) {
+    for (uint32_t r = row0; r < row1; r += 4u) {
+        const uint32_t n = row1 - r < 4u ? row1 - r : 4u;
+        uint32_t t = 0;
+        if (n == 4u)
+            for (; t + K3V_TOKS <= n_tok; t += K3V_TOKS)
+                k3v_rows4_tokens(type, W, ldw, r, K, n_blocks, X + t * ldx, ldx, Y + t * ldy + r, ldy);
+        for (; t < n_tok; t++) k3v_rows4(type, W, ldw, r, n, K, n_blocks, X + t * ldx, Y + t * ldy + r);
+    }
+}
+
+K3_LEAF void k3_rows_dot_bf16(const K3Ctx *c, const uint16_t *W, uint64_t ldw, uint32_t row0, uint32_t row1,
+                              uint32_t K, uint32_t n_blocks, const float *X, uint64_t ldx, uint32_t n_tok,
+                              float *Y, uint64_t ldy) {
+    (void)c;
+    k3v_rows(K3V_BF16, (const uint8_t *)W, ldw, row0, row1, K, n_blocks, X, ldx, n_tok, Y, ldy);
+}
+
+K3_LEAF void k3_rows_dot_f32(const K3Ctx *c, const float *W, uint64_t ldw, uint32_t row0, uint32_t row1,
+                             uint32_t K, uint32_t n_blocks, const float *X, uint64_t ldx, uint32_t n_tok,
+                             float *Y, uint64_t ldy) {
+    (void)c;
+    k3v_rows(K3V_F32, (const uint8_t *)W, ldw, row0, row1, K, n_blocks, X, ldx, n_tok, Y, ldy);
+}
+
+/* ---- single sums ----------------------------------------------------------------------------------- */
+
+K3_LEAF float k3_dot_f32(const K3Ctx *c, const float *a, const float *b, uint32_t K) {
+    const uint8_t *w[1];
+    k3v_f quads;
+    (void)c;
+    w[0] = (const uint8_t *)a;
+    k3v_tile(K3V_F32, 1, w, b, K, &quads);
+    return _mm_cvtss_f32(k3v_fold4(quads, quads, quads, quads));
+}
+
+K3_LEAF float k3_sum_f32(const K3Ctx *c, const float *a, uint32_t K) {
+    k3v_f acc[K3V_PER_ROW], quads;
+    uint32_t i = 0;
+    float tail[K3_CHUNK];
+    (void)c;
+    for (int v = 0; v < K3V_PER_ROW; v++) acc[v] = k3v_zero();
+    for (; i < K; i += K3_CHUNK) {
+        const float *p = a + i;
+        if (K - i < K3_CHUNK) { /* pad with -0: +0 would turn a -0 accumulator into +0 */
+            for (uint32_t j = 0; j < K3_CHUNK; j++) tail[j] = -0.0f;
+            __builtin_memcpy(tail, p, (K - i) * sizeof(float));
+            p = tail;
+        }
+        K3V_UNROLL
+        for (int v = 0; v < K3V_PER_ROW; v++) {
+            const k3v_pair x = k3v_split_f32(p + v * K3V_STEP);
+            acc[v] = k3v_add(k3v_add(acc[v], x.odd), x.even);
+        }
+    }
+    quads = k3v_quads(acc);
+    return _mm_cvtss_f32(k3v_fold4(quads, quads, quads, quads));
+}
+
+#endif
