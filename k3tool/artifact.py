@@ -199,7 +199,11 @@ def _content_sha256(
         digest.update(len(data).to_bytes(8, "little"))  # lengths keep ("ab","c") from ("a","bc")
         digest.update(data)
 
-    put(canonical_json({k: v for k, v in roots.items() if k not in _UNHASHED}).encode())
+    hashed = {name: value for name, value in roots.items() if name not in _UNHASHED}
+    inputs = json.loads(str(roots["k3.inputs"]))
+    # An input's name is a label: renaming a folder changes no content.
+    hashed["k3.inputs"] = [{k: v for k, v in entry.items() if k != "name"} for entry in inputs]
+    put(canonical_json(hashed).encode())
     for name, data, words in datasets:
         put(canonical_json([name, dict(words), list(data.shape)]).encode())
         if data.dtype.kind == "O":

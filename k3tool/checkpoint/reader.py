@@ -157,14 +157,17 @@ class Checkpoint:
             out[row0 : row0 + len(block)] = block[:, col0:col1]
         return out
 
-    def iter_rows(self, name: str) -> Iterator[tuple[int, Array]]:
-        """Yield (first row, block of whole rows) in order, at most about BLOCK_BYTES each."""
+    def iter_rows(
+        self, name: str, row0: int = 0, row1: int | None = None
+    ) -> Iterator[tuple[int, Array]]:
+        """Yield (first row, block) over rows [row0, row1) in order, about BLOCK_BYTES each."""
         info = self.tensor_info(name)
         n_rows = info.shape[0] if info.shape else 1
+        end = n_rows if row1 is None else row1
         row_bytes = info.n_bytes // n_rows if n_rows else 0
         step = max(1, BLOCK_BYTES // row_bytes) if row_bytes else max(1, n_rows)
-        for row0 in range(0, n_rows, step):
-            yield row0, self.read_rows(name, row0, min(n_rows, row0 + step))
+        for first in range(row0, end, step):
+            yield first, self.read_rows(name, first, min(end, first + step))
 
     def _array(self, info: TensorInfo, offset: int, shape: tuple[int, ...]) -> Array:
         out = np.empty(shape, dtype=DTYPES[info.dtype])

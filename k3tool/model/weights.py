@@ -378,6 +378,12 @@ def dtype_fault(spec: TensorSpec, dtype: str) -> str | None:
     return spec.dtype
 
 
+def rank_spec(spec: TensorSpec, tp: int) -> TensorSpec:
+    """Return what a rank folder of our shards has to hold of a tensor."""
+    shape = rank_shape(spec, tp)
+    return spec._replace(shape=shape, live=shape[0])
+
+
 def n_bytes(shape: Shape, dtype: str) -> int:
     """Return the stored size of a shape in bytes."""
     return math.prod(shape) * DTYPE_BYTES[dtype]
