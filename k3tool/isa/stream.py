@@ -1,0 +1,270 @@
+"""isa.h5: what the interpreters execute, per phase and rank, and the checks a loader makes on it.
+
+Entries, waits, signals and counts are the same on every rank; instructions differ only in per-rank
+parameters. A loaded stream is in range everywhere (an interpreter indexes without looking); whether
+it is ordered soundly is ``k3tool.compiler.checks``.
+
+Letters: P instructions, E entries, W workgroups, R ranks.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NoReturn
+
+import numpy as np
+
+from k3tool.artifact import Artifact, Dataset, InputRef, open_artifact, write_artifact
+from k3tool.compiler.plan import Tensor, read_tensors, tensor_datasets
+from k3tool.errors import ArtifactError
+from k3tool.isa import device, table
+from k3tool.isa.columns import ENTRY_DTYPE, GATE, WAIT_DTYPE, Columns, spec_of
+from k3tool.isa.queues import Queues
+
+ISA_SCHEMA = 1
+_NUMBERS = ("max_tokens", "scratch_floats", "arena_bytes", "peer_bytes")
+
+
+@dataclass(frozen=True, slots=True)
+class Stream:
+    """One phase of a program.
+
+    `instructions[rank]` is (P, 16) u4; `queues` says who executes what. `scratch_floats` is the
+    most any instruction asks a workgroup for.
+    """
+
+    name: str
+    max_tokens: int
+    scratch_floats: int
+    arena_bytes: int
+    peer_bytes: int
+    instructions: tuple[Columns, ...]
+    queues: Queues
+
+    @property
+    def n_gates(self) -> int:
+        """Return the number of gates in the peer segment."""
+        return len(self.queues.gate_counts)
+
+    @property
+    def n_workgroups(self) -> int:
+        """Return the number of queues."""
+        return len(self.queues.queue_ofs) - 1
+
+
+@dataclass(frozen=True, slots=True)
+class Isa:
+    """A program for one target: the handle table (as in the plan), streams, and where it came from.
+
+    `params` are the plan's. `inputs` are the plan itself (role ``plan``) and what the plan was made
+    from, so that a reader can check a common ancestor. `digest` is empty until saved or loaded.
+    """
+
+    target: str
+    tensors: tuple[Tensor, ...]
+    streams: Mapping[str, Stream]
+    params: Mapping[str, Any]
+    inputs: tuple[InputRef, ...]
+    digest: str = ""
+
+    @property
+    def tp(self) -> int:
+        """Return the number of ranks."""
+        return int(self.params["tp"])
+
+    @property
+    def n_workgroups(self) -> int:
+        """Return the number of workgroups, the same in every phase."""
+        return int(self.params["workgroups"])
+
+    def opcodes(self) -> dict[str, set[int]]:
+        """Return the opcodes of each phase's instructions."""
+        return {
+            name: {int(op) for rank in stream.instructions for op in np.unique(rank[:, 0] & 0xFFFF)}
+            for name, stream in self.streams.items()
+        }
+
+
+def save_isa(isa: Isa, path: str | Path) -> str:
+    """Write isa.h5 atomically and return its content digest.
+
+    Raises: K3Error when the file cannot be written.
+    """
+    datasets = tensor_datasets(isa.tensors)
+    for stream in isa.streams.values():
+        datasets |= _stream_datasets(stream)
+    return write_artifact(
+        path,
+        "isa",
+        ISA_SCHEMA,
+        datasets,
+        inputs=isa.inputs,
+        params=isa.params,
+        target=isa.target,
+        isa_hash=table.isa_hash(),
+    )
+
+
+def load_isa(path: str | Path) -> Isa:
+    """Read isa.h5 and check every index in it.
+
+    Raises: ArtifactError naming the file, the phase and what is out of range.
+    """
+    with open_artifact(path, "isa", ISA_SCHEMA, isa_hash=table.isa_hash()) as file:
+        names = set(file.names())
+        tensors = read_tensors({n: file.read(n) for n in names if n.startswith("tensors/")})
+        streams = {
+            phase: _read_stream(file, phase)
+            for phase in table.ALL_PHASES
+            if f"{phase}/numbers" in names
+        }
+        isa = Isa(file.target or "", tensors, streams, file.params, tuple(file.inputs), file.digest)
+    if not streams:
+        _refuse(str(path), "no phase", f"one of {list(table.ALL_PHASES)}")
+    for stream in streams.values():
+        check_ranges(stream, len(tensors), isa.tp, isa.n_workgroups, str(path))
+    return isa
+
+
+def _refuse(what: str, got: object, need: object) -> NoReturn:
+    raise ArtifactError(what, got=got, need=need, hint="emit the stream again with this build")
+
+
+# -- file ----------------------------------------------------------------------------------------
+
+
+def _stream_datasets(stream: Stream) -> dict[str, Dataset]:
+    root, queues = stream.name, stream.queues
+    numbers = np.array([getattr(stream, name) for name in _NUMBERS], np.int64)
+    entries = np.ascontiguousarray(queues.entries).view("<u4").reshape(-1, 8)
+    waits = np.ascontiguousarray(queues.waits).view("<u4").reshape(-1, 2)
+    out = {
+        f"{root}/numbers": Dataset(numbers, ("field",), " ".join(_NUMBERS)),
+        f"{root}/entries": Dataset(entries, ("entry", "word"), "K3Entry"),
+        f"{root}/queue_ofs": Dataset(queues.queue_ofs, ("workgroup",), "entries"),
+        f"{root}/waits": Dataset(waits, ("wait", "word"), "K3Wait"),
+        f"{root}/signals": Dataset(queues.signals, ("signal",), "counter"),
+        f"{root}/local_counts": Dataset(queues.local_counts, ("counter",), "arrivals"),
+        f"{root}/gate_counts": Dataset(queues.gate_counts, ("gate",), "arrivals"),
+    }
+    for rank, records in enumerate(stream.instructions):
+        out[f"{root}/rank-{rank:02d}/instructions"] = Dataset(
+            records, ("instruction", "word"), "K3Inst"
+        )
+    return out
+
+
+def _read_stream(file: Artifact, phase: str) -> Stream:
+    where = f"{file.path}: {phase}"
+
+    def words(name: str, n_columns: int = 0) -> Columns:
+        data = file.read(f"{phase}/{name}")
+        shape = (len(data), n_columns) if n_columns else (len(data),)
+        if data.shape != shape or data.dtype != np.dtype("<u4"):
+            _refuse(f"{where}/{name}", f"{data.dtype}{list(data.shape)}", f"uint32{list(shape)}")
+        return np.ascontiguousarray(data)
+
+    numbers = file.read(f"{phase}/numbers")
+    if numbers.shape != (len(_NUMBERS),):
+        _refuse(f"{where}/numbers", list(numbers.shape), [len(_NUMBERS)])
+    ranks = sorted(name for name in file.names() if name.startswith(f"{phase}/rank-"))
+    records = tuple(words(name.removeprefix(f"{phase}/"), table.RECORD_WORDS) for name in ranks)
+    queues = Queues(
+        entries=words("entries", 8).view(ENTRY_DTYPE).reshape(-1),
+        queue_ofs=words("queue_ofs"),
+        waits=words("waits", 2).view(WAIT_DTYPE).reshape(-1),
+        signals=words("signals"),
+        local_counts=words("local_counts"),
+        gate_counts=words("gate_counts"),
+    )
+    fields = {name: int(value) for name, value in zip(_NUMBERS, numbers, strict=True)}
+    return Stream(phase, instructions=records, queues=queues, **fields)
+
+
+# -- ranges --------------------------------------------------------------------------------------
+
+
+def check_ranges(
+    stream: Stream, n_tensors: int, n_ranks: int, n_workgroups: int, where: str
+) -> None:
+    """Refuse a stream that would make an interpreter read outside a table.
+
+    Raises: ArtifactError naming the instruction or entry.
+    """
+    at = f"{where}: {stream.name}"
+    if len(stream.instructions) != n_ranks:
+        _refuse(f"{at}: ranks", len(stream.instructions), n_ranks)
+    n_instructions = len(stream.queues.signals)
+    for rank, records in enumerate(stream.instructions):
+        if len(records) != n_instructions:
+            _refuse(f"{at}: rank {rank}: instructions", len(records), n_instructions)
+        _check_records(records, n_tensors, f"{at}: rank {rank}")
+    if stream.n_workgroups != n_workgroups:
+        _refuse(f"{at}: workgroups", stream.n_workgroups, n_workgroups)
+    _check_queues(stream.queues, at)
+    _check_entries(stream, at)
+
+
+def _check_records(records: Columns, n_tensors: int, at: str) -> None:
+    packets = device.unpack(records)
+    for op in np.unique(packets["op"]):
+        rows = np.flatnonzero(packets["op"] == op)
+        spec = spec_of(int(op))
+        if spec is None:
+            name = table.RESERVED.get(int(op), "unknown")
+            _refuse(f"{at}: instruction {rows[0]}: opcode", f"{op} ({name})", "an op of the table")
+        handles = packets["handles"][rows]
+        used = handles[:, : len(spec.operands)]
+        good = (used < n_tensors).all(axis=1)
+        good &= (handles[:, len(spec.operands) :] == table.NO_HANDLE).all(axis=1)
+        if not good.all():
+            bad = int(rows[np.argmin(good)])
+            got = packets["handles"][bad].tolist()
+            need = f"{len(spec.operands)} handles below {n_tensors}, then {table.NO_HANDLE}"
+            _refuse(f"{at}: instruction {bad}: {spec.name}: handles", got, need)
+
+
+def _check_queues(queues: Queues, at: str) -> None:
+    offsets = queues.queue_ofs.astype(np.int64)
+    if offsets[0] != 0 or offsets[-1] != len(queues.entries) or (np.diff(offsets) < 0).any():
+        _refuse(f"{at}: queue_ofs", "bounds out of order", f"0 to {len(queues.entries)}, rising")
+    limits = {0: len(queues.local_counts), GATE: len(queues.gate_counts)}
+    for name, counters in (("wait", queues.waits["counter"]), ("signal", queues.signals)):
+        for bit, limit in limits.items():
+            mine = (counters & GATE) == bit
+            good = ~mine | ((counters & ~np.uint32(GATE)) < limit)
+            if not good.all():
+                bad = int(np.argmin(good))
+                _refuse(f"{at}: {name} {bad}: counter", int(counters[bad]), f"below {limit}")
+
+
+def _check_entries(stream: Stream, at: str) -> None:
+    queues, entries = stream.queues, stream.queues.entries
+    n_instructions = len(queues.signals)
+    inst = entries["inst"].astype(np.int64)
+    # Clip before the look-up: an index out of range is reported by the rule for it.
+    n_units = stream.instructions[0][:, table.WORD_UNITS].astype(np.int64)
+    own_units = n_units[np.minimum(inst, n_instructions - 1)] if n_instructions else inst
+    rules = (
+        ("inst", inst < n_instructions, f"below {n_instructions}"),
+        (
+            "units",
+            (entries["unit0"] < entries["unit1"]) & (entries["unit1"] <= own_units),
+            "a non-empty range of the instruction's units",
+        ),
+        (
+            "waits",
+            entries["wait_ofs"].astype(np.int64) + entries["n_waits"] <= len(queues.waits),
+            f"a range of {len(queues.waits)}",
+        ),
+        (
+            "signals",
+            entries["signal_ofs"].astype(np.int64) + entries["n_signals"] <= len(queues.signals),
+            f"a range of {len(queues.signals)}",
+        ),
+        ("reserved", entries["reserved"] == 0, "0"),
+    )
+    for name, good, need in rules:
+        if not good.all():
+            bad = int(np.argmin(good))
+            _refuse(f"{at}: entry {bad}: {name}", entries[bad].tolist(), need)

@@ -1,0 +1,94 @@
+"""A small legal plan written by hand, so that tests of the stream need no compiler.
+
+Two ranks, four workgroups: embed, a norm, a row-parallel product into a peer slot, its all-reduce
+added to the residual, logits, argmax and its fold; one scratch buffer's bytes are used twice.
+"""
+
+import numpy as np
+
+from k3tool.compiler.plan import Phase, Plan, Tensor
+from k3tool.isa.columns import GATE, PACKET_DIGEST, PACKET_REARM, WAIT_DTYPE, empty_packets
+from k3tool.isa.table import SPECS, Op
+
+H, V, RANKS, WORKGROUPS = 64, 128, 2, 4
+
+
+def tensors(phase: str, tokens: int) -> list[Tensor]:
+    """Return what one phase owns. x lives at 0, h and later r at 256 t, y at 512 t."""
+    row = 4 * H * tokens
+
+    def own(name: str, role: str, local: tuple[int, ...], offset: int = 0) -> Tensor:
+        return Tensor(f"{phase}.{name}", role, "f32", local, local, 4 * local[0] * local[1],
+                      offset, phase)  # fmt: skip
+
+    return [
+        own("x", "arena", (tokens, H), 0),
+        own("h", "arena", (tokens, H), row),
+        own("y", "arena", (tokens, H), 2 * row),
+        own("r", "arena", (tokens, H), row),
+        own("part", "peer", (tokens, H), 0),
+        own("cand", "peer", (tokens, 4), row),
+        own("logits", "logits", (tokens, V // RANKS)),
+        own("token", "output", (tokens, 4)),
+    ]
+
+
+def weights() -> list[Tensor]:
+    """Return the weights, which phases share."""
+
+    def leaf(name: str, logical: tuple[int, ...], local: tuple[int, ...], split: str) -> Tensor:
+        n_bytes = 2 * int(np.prod(local))
+        return Tensor(name, "weight", "bf16", logical, local, n_bytes, 0, "", name,
+                      f"model.{name}", split)  # fmt: skip
+
+    return [
+        leaf("embed", (V, H), (V, H), "replicate"),
+        leaf("norm", (H,), (H,), "replicate"),
+        leaf("o", (H, H), (H, H // RANKS), "cols"),
+        leaf("lm_head", (V, H), (V // RANKS, H), "rows"),
+    ]
+
+
+def phase(name: str, tokens: int, handle: dict[str, int]) -> Phase:
+    """Return one phase's packets with exact waits."""
+    eps = int(np.float32(1e-5).view("<u4"))
+    # op, operands, params, (units, width, unit_cols, grain), waits on, gate
+    rows = [
+        (Op.EMBED_BF16, "embed x", [V], (4, H, 16, 1), [], None),
+        (Op.RMSNORM, "x norm h", [eps], (tokens, H, 0, 1), [0], None),
+        (Op.GEMV_BF16_BLOCKS, "h o part", [H // RANKS, 4], (H, H, 1, 8), [1], 0),
+        (Op.ALL_REDUCE_ADD, "x part y", [], (H // 16, H, 16, 1), [2], None),
+        (Op.RMSNORM, "y norm r", [eps], (tokens, H, 0, 1), [3], None),
+        (Op.GEMV_BF16, "r lm_head logits", [H, 1], (V // RANKS, V // RANKS, 1, 8), [4], None),
+        (Op.ARGMAX, "logits cand", [V // RANKS, V // RANKS], (1, 4, 0, 1), [5], 1),
+        (Op.ARGMAX_FOLD, "cand token", [], (1, 4, 0, 1), [6], None),
+    ]
+    packets, waits = empty_packets(len(rows)), []
+    for index, (op, operands, params, shape, after, gate) in enumerate(rows):
+        row = packets[index : index + 1]
+        row["op"] = op
+        for slot, operand in enumerate(operands.split()):
+            row["handles"][0, slot] = handle.get(f"{name}.{operand}", handle.get(operand))
+        row["params"][0, : len(params)] = params
+        row["n_units"], row["width"], row["unit_cols"], row["grain"] = shape
+        row["n_slices"] = min(WORKGROUPS, -(-shape[0] // shape[3]))
+        row["counter"] = index if gate is None else GATE | gate
+        row["threshold"] = row["n_slices"][0] * (1 if gate is None else RANKS)
+        row["flags"] = PACKET_REARM if op == Op.ARGMAX else 0
+        if SPECS[op].placement in ("replicated", "follow"):
+            row["flags"] |= PACKET_DIGEST
+        row["wait_ofs"], row["n_waits"] = len(waits), len(after)
+        waits += [(packets["counter"][p], packets["threshold"][p]) for p in after]
+    rules = ("",) * len(rows)
+    row_bytes = 4 * H * tokens
+    return Phase(name, tokens, packets, np.array(waits, WAIT_DTYPE), rules, 2, 3 * row_bytes,
+                 row_bytes + 16 * tokens, len(rows), len(rows))  # fmt: skip
+
+
+def plan() -> Plan:
+    """Return the plan, unsaved."""
+    table = (*tensors("decode", 1), *tensors("prefill", 3), *weights())
+    handle = {tensor.name: index for index, tensor in enumerate(table)}
+    phases = {"decode": phase("decode", 1, handle), "prefill": phase("prefill", 3, handle)}
+    params = {"tp": RANKS, "target": "cpu", "workgroups": WORKGROUPS, "chunk": 3, "batch": 1}
+    return Plan(table, phases, params)
