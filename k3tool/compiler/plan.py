@@ -42,7 +42,7 @@ class Tensor(NamedTuple):
     `logical` is the shape over all ranks, `local` of one rank's part, `n_bytes` the size of that
     part. `offset` is in bytes: of the phase's arena (role arena), of the peer segment (role peer),
     else 0. `phase` is set for what belongs to one phase. A weight has its `leaf` name, the stored
-    tensor's full name (`source`; an expert leaf's holds `{E}` and stops before `.weight_packed`) and
+    tensor's full name (`source`; an expert leaf's holds `{E}` and ends before `.weight_packed`) and
     the table's split rule (`split`).
     """
 
@@ -85,7 +85,7 @@ class Phase:
 
 
 class Fired(NamedTuple):
-    """One application of a rewrite rule: at which graph value, and whether the plan uses its result.
+    """One application of a rewrite rule: at which graph value, and whether the plan uses it.
 
     `binding` is the substitution as `variable=value` words: graph values by name, numbers as such.
     """
@@ -129,7 +129,7 @@ class Plan:
     def operand(self, phase: str, packet: int, name: str) -> Tensor:
         """Return the tensor of an operand, by its name in the op table."""
         record = self.phases[phase].packets[packet]
-        return self.tensors[record["handles"][SPECS[Op(int(record["op"]))].slot(name)]]
+        return self.tensors[int(record["handles"][SPECS[Op(int(record["op"]))].slot(name)])]
 
 
 # -- slices ------------------------------------------------------------------------------------
@@ -163,7 +163,7 @@ def save_plan(plan: Plan, path: str | Path) -> Plan:
         "plan",
         PLAN_SCHEMA,
         datasets,
-        attrs={"proof_status": plan.proof_status},
+        attrs=_attrs(plan),
         inputs=plan.inputs,
         params=plan.params,
         target=str(plan.params["target"]),
@@ -180,11 +180,12 @@ def load_plan(path: str | Path) -> Plan:
         names = set(file.names())
         data = {name: file.read(name) for name in names}
         params, inputs, digest = file.params, tuple(file.inputs), file.digest
-        status = str(file.attrs["proof_status"])
+        attrs = dict(file.attrs)
+    status = str(attrs["proof_status"])
     phases = {
-        name: _read_phase(name, data, str(path))
+        name: _read_phase(name, data, attrs, str(path))
         for name in PHASES
-        if f"phases/{name}/numbers" in names
+        if f"phases/{name}/wire" in names
     }
     if not phases:
         raise ArtifactError(str(path), got="a plan without phases", need="decode and prefill")
@@ -225,32 +226,38 @@ def read_tensors(data: Mapping[str, Records]) -> tuple[Tensor, ...]:
     column = {name.removeprefix("tensors/"): data[name] for name in data if "tensors/" in name}
     out = []
     for row in range(len(column["name"])):
-        texts = {text: str(column[text][row]) for text in _TENSOR_TEXTS}
-        axes = int(column["n_axes"][row])
-        shapes = {
-            kind: tuple(int(size) for size in column[kind][row][:axes])
+        text = {name: str(column[name][row]) for name in _TENSOR_TEXTS}
+        logical, local = (
+            tuple(column[kind][row][: column["n_axes"][row]].tolist())
             for kind in ("logical", "local")
-        }
-        sizes = {kind: int(column[kind][row]) for kind in ("n_bytes", "offset")}
-        out.append(Tensor(**texts, **shapes, **sizes))
+        )
+        n_bytes, offset = (int(column[kind][row]) for kind in ("n_bytes", "offset"))
+        out.append(Tensor(logical=logical, local=local, n_bytes=n_bytes, offset=offset, **text))
     return tuple(out)
 
 
 def _phase_datasets(phase: Phase) -> dict[str, Dataset]:
     root = f"phases/{phase.name}"
-    numbers = np.array([getattr(phase, name) for name in _PHASE_NUMBERS], dtype=np.int64)
     packed = np.frombuffer(wire.encode(phase.packets, phase.waits), dtype=np.uint8)
     return {
         f"{root}/wire": Dataset(packed, ("byte",), "bytes"),
         f"{root}/rules": Dataset(list(phase.rules), ("packet",)),
-        f"{root}/numbers": Dataset(numbers, ("field",), " ".join(_PHASE_NUMBERS)),
     }
 
 
-def _read_phase(name: str, data: Mapping[str, Records], where: str) -> Phase:
+def _attrs(plan: Plan) -> dict[str, str | int | float | bool]:
+    attrs: dict[str, str | int | float | bool] = {"proof_status": plan.proof_status}
+    for phase in plan.phases.values():
+        attrs |= {f"{phase.name}.{name}": int(getattr(phase, name)) for name in _PHASE_NUMBERS}
+    return attrs
+
+
+def _read_phase(
+    name: str, data: Mapping[str, Records], attrs: Mapping[str, object], where: str
+) -> Phase:
     root = f"phases/{name}"
     packets, waits = wire.decode(data[f"{root}/wire"].tobytes(), f"{where}: {name}")
-    numbers = {k: int(v) for k, v in zip(_PHASE_NUMBERS, data[f"{root}/numbers"], strict=True)}
+    numbers = {field: int(str(attrs[f"{name}.{field}"])) for field in _PHASE_NUMBERS}
     rules = tuple(str(text) for text in data[f"{root}/rules"])
     if len(rules) != len(packets):
         raise ArtifactError(f"{where}: {root}/rules", got=len(rules), need=f"{len(packets)} rows")

@@ -1,0 +1,280 @@
+"""What an op does to shapes and placements: the part of its meaning that a compiler needs.
+
+The op table says what an op's operands and parameters are; this file adds how their sizes hang
+together, one row per op, and solves a row for the sizes of one node. The same row is solved twice,
+with the logical sizes when the graph is built and with one rank's sizes when packets are made, so a
+weight that is split differently from the activation it meets is refused at compile time.
+
+It holds no numerics and knows no model.
+"""
+
+import re
+import struct
+from collections.abc import Mapping, Sequence
+from functools import cache
+from typing import Literal
+
+from k3tool.errors import K3Error
+from k3tool.isa.table import PAGE_TOKENS, SPECS, Op, Operand, OpSpec, Param
+
+Placement = Literal["replicated", "sharded", "partial"]
+BLOCKS = 8  # numerics rule 5: a row-parallel axis is summed in eight blocks
+
+# Sizes per operand, then the result's; "," separates axes. Capitals are solved for: H heads, D head
+# size, C channels, R rows, K the summed axis, W a width, V vocabulary, E experts, S columns of one
+# rank's shard. Small names are the node's attributes; tp is the number of ranks (1 when logical).
+# State operands are in place and are not sized here.
+SIZES: dict[Op, str] = {
+    Op.NOP: "-> W",
+    Op.EMBED_BF16: "table:V,W -> W",
+    Op.GEMV_BF16: "x:K w:R,K -> R",
+    Op.GEMV_BF16_BLOCKS: "x:K w:R,K -> R",
+    Op.NORM_GEMV_BF16: "x:K norm:K w:R,K -> R",
+    Op.GLU_BF16: "x:K gate:R,K up:R,K -> R",
+    Op.RMSNORM: "x:W norm:W -> W",
+    Op.ATTN_RES: "prefix:W blocks:W res_norm:W res_proj:1,W -> W",
+    Op.ATTN_RES_NORM: "prefix:W blocks:W res_norm:W res_proj:1,W norm:W -> W",
+    Op.BLOCK_PUSH: "prefix:W blocks:W -> W",
+    Op.ADD: "a:W b:W -> W",
+    Op.MUL: "a:W b:W -> W",
+    Op.SIGMOID: "x:W -> W",
+    Op.SILU: "x:W -> W",
+    Op.SOFTCAP: "x:W -> W",
+    Op.SITU: "gate:W up:W -> W",
+    Op.L2NORM: "x:H*head_dim -> H*head_dim",
+    Op.SCALE: "x:W -> W",
+    Op.HEAD_RMSNORM: "x:H*D norm:D -> H*D",
+    Op.SHORT_CONV: "x:C conv:C,1,4 -> C",
+    Op.CONV_SILU: "x:C conv:C,1,4 -> C",
+    Op.KDA_DECAY: "f:H*D a_log:H dt_bias:H*D -> H*D",
+    Op.KDA_STEP: "q:H*D k:H*D v:H*D decay:H*D beta:H -> H*D",
+    Op.KDA_CORE: "q:H*D k:H*D v:H*D f:H*D b:H a_log:H dt_bias:H*D -> H*D",
+    Op.KDA_GATED_NORM: "o:H*D norm:D gate:H*D -> H*D",
+    Op.MLA_QLAT: "q:H*(nope+rope) kv_b:H*(nope+v),latent -> H*(latent+rope)",
+    Op.MLA_CACHE: "x:latent+rope norm:latent -> latent+rope",
+    Op.MLA_ATTEND: "q:H*(latent+rope) -> H*latent",
+    Op.MLA_UV: "ctx:H*latent kv_b:H*(nope+v),latent -> H*v",
+    Op.MLA_OUT_GATE: "o:W gate:W -> W",
+    Op.MLA_UV_GATE: "ctx:H*latent kv_b:H*(nope+v),latent gate:H*v -> H*v",
+    Op.ROUTER_TOPK: "logits:E bias:E -> 2*top_k",
+    Op.MOE_UP_MXFP4: "z:K route:2*top_k w:E,R,K -> top_k*R",
+    Op.MOE_GLU_MXFP4: "z:K route:2*top_k w1:E,R,K w3:E,R,K -> top_k*R",
+    Op.MOE_DOWN_MXFP4: "x:top_k*K route:2*top_k w2:E,R,K -> R",
+    Op.ARGMAX: "logits:V -> 4",
+    Op.ARGMAX_FOLD: "x:4 -> 4",
+    Op.ALL_REDUCE: "x:W -> W",
+    Op.ALL_REDUCE_ADD: "residual:W x:W -> W",
+    Op.ALL_GATHER: "x:S -> tp*S",
+    Op.REDUCE_GATHER: "up:S x:tp*S -> tp*S",
+    Op.REDUCE_GATHER_ADD: "residual:tp*S up:S x:tp*S -> tp*S",
+}
+
+# Parameters of the table that follow from the sizes, by the letter that holds them.
+_SIZE_PARAMS = {"K": "K", "shard_cols": "S", "n_experts": "E", "vocab": "V", "vocab_base": "V"}
+# Attributes of graph nodes that are no parameter: a slice unit needs them.
+_EXTRA_ATTRS: dict[Op, tuple[str, ...]] = {Op.L2NORM: ("head_dim",)}
+# Collectives read a peer operand either whole from the rank that owns it or as a term of a sum.
+_GATHERED = {(Op.ALL_GATHER, "x"), (Op.REDUCE_GATHER, "up"), (Op.REDUCE_GATHER_ADD, "up")}
+
+
+def f32_bits(value: float) -> int:
+    """Return the bits of a binary64 value rounded once to binary32."""
+    return int(struct.unpack("<I", struct.pack("<f", value))[0])
+
+
+def is_derived(spec: OpSpec, param: Param) -> bool:
+    """Return whether a parameter follows from sizes and ranks, not from the model's maths."""
+    if param.name == "n_blocks":
+        return spec.placement == "partial"  # AttnRes has a parameter of that name that is its own
+    return param.name in _SIZE_PARAMS or param.name == "page_tokens"
+
+
+@cache
+def attr_names(op: Op) -> tuple[str, ...]:
+    """Return a graph node's attributes: the parameters that are not derived, in table order."""
+    spec = SPECS[op]
+    own = tuple(param.name for param in spec.params if not is_derived(spec, param))
+    return own + _EXTRA_ATTRS.get(op, ())
+
+
+@cache
+def input_operands(op: Op) -> tuple[Operand, ...]:
+    """Return the operands that are a node's inputs, in table order: all but the result."""
+    return tuple(operand for operand in SPECS[op].operands if operand.role != "out")
+
+
+# -- sizes -------------------------------------------------------------------------------------
+
+_Equations = tuple[tuple[str, tuple[str, ...]], ...]
+
+
+@cache
+def _row(op: Op) -> tuple[_Equations, str]:
+    """Return (operand, axis expressions) pairs and the result's expression of one row of SIZES."""
+    left, right = SIZES[op].split("->")
+    pairs = [word.split(":") for word in left.split()]
+    return tuple((name, tuple(axes.split(","))) for name, axes in pairs), right.strip()
+
+
+_LETTER = re.compile(r"[A-Za-z_]\w*")
+
+
+@cache
+def _letters(expression: str) -> tuple[str, ...]:
+    return tuple(sorted(set(_LETTER.findall(expression))))
+
+
+@cache
+def _code(expression: str) -> object:
+    return compile(expression, "<sizes>", "eval")
+
+
+def _value(expression: str, sizes: Mapping[str, int]) -> int:
+    """Evaluate an expression of SIZES: our own text, letters bound to integers."""
+    return int(eval(_code(expression), {"__builtins__": {}}, sizes))  # type: ignore[arg-type]
+
+
+def solve_sizes(
+    op: Op, name: str, shapes: Mapping[str, tuple[int, ...]], attrs: Mapping[str, int], tp: int
+) -> tuple[int, dict[str, int]]:
+    """Return the width of a node's result and every letter's size.
+
+    `shapes` maps operand names to (width,) for activations and to the shape for weights.
+    Raises: K3Error naming node and operand where sizes contradict each other.
+    """
+    equations, result = _row(op)
+    pending = []
+    for operand, axes in equations:
+        shape = shapes[operand]
+        if len(shape) != len(axes):
+            need = f"[{','.join(axes)}]"
+            raise K3Error(f"{name}: {op.name} {operand}", got=f"shape {list(shape)}", need=need)
+        pending += [(operand, axis, size) for axis, size in zip(axes, shape, strict=True)]
+    sizes = dict(attrs) | {"tp": tp}
+    while pending:
+        later = [entry for entry in pending if not _settle(op, name, entry, sizes)]
+        assert len(later) < len(pending), f"{op.name}: SIZES does not determine {later}"
+        pending = later
+    return _value(result, sizes), sizes
+
+
+def _settle(op: Op, name: str, entry: tuple[str, str, int], sizes: dict[str, int]) -> bool:
+    """Check an equation or solve it for its one unknown; return False if it has two."""
+    operand, expression, size = entry
+    unknown = [letter for letter in _letters(expression) if letter not in sizes]
+    if len(unknown) > 1:
+        return False
+    if unknown:
+        at0, at1 = (_value(expression, sizes | {unknown[0]: x}) for x in (0, 1))
+        sizes[unknown[0]] = (size - at0) // (at1 - at0)
+    if _value(expression, sizes) != size:
+        known = ", ".join(f"{k}={sizes[k]}" for k in _letters(expression))
+        raise K3Error(f"{name}: {op.name} {operand}", got=size, need=f"{expression} with {known}")
+    return True
+
+
+def params_of(op: Op, attrs: Mapping[str, int], sizes: Mapping[str, int], tp: int) -> list[int]:
+    """Return the parameter words of a packet, in table order, for one rank."""
+    spec, words = SPECS[op], []
+    for param in spec.params:
+        if not is_derived(spec, param):
+            words.append(attrs[param.name])
+        elif param.name == "page_tokens":
+            words.append(PAGE_TOKENS)
+        elif param.name == "n_blocks":
+            words.append(BLOCKS // tp)
+        else:
+            words.append(sizes[_SIZE_PARAMS[param.name]])
+    return words
+
+
+def units_of(op: Op, width: int, sizes: Mapping[str, int], max_tokens: int) -> tuple[int, int]:
+    """Return (n_units, unit_cols) of a packet: what slices divide, and a unit's columns."""
+    match SPECS[op].unit:
+        case "token":
+            return max_tokens, 0
+        case "step":
+            return 1, 0
+        case "head":
+            return sizes["H"], width // sizes["H"]
+        case "row" if "R" in sizes:
+            return sizes["R"], 1  # an expert's rows: the result has top_k runs of them
+        case _:
+            return width, 1
+
+
+# -- placement ---------------------------------------------------------------------------------
+
+
+def place(
+    op: Op,
+    name: str,
+    placements: Sequence[tuple[Operand, Placement]],
+    splits: Mapping[str, str],
+) -> Placement:
+    """Return where a node's result lives, from its activations' places and its weights' splits.
+
+    `placements` covers the activations in operand order, `splits` the weights' rules by operand.
+    Raises: K3Error naming node and operand when an input lives where the op cannot use it: a sum
+    over shards must be reduced before anything that is not linear reads it.
+    """
+    spec = SPECS[op]
+    first: Placement | None = None
+    for operand, placement in placements:
+        need = _needed(spec, operand, first)
+        fits = placement == need if need else placement != "partial"
+        if not fits:
+            raise K3Error(
+                f"{name}: {op.name} {operand.name}",
+                got=placement,
+                need=need or "replicated or sharded",
+            )
+        first = first or placement
+    match spec.placement:
+        case "replicated":
+            _need_split(name, spec, splits, ("replicate",))
+            return "replicated"
+        case "partial":
+            _need_split(name, spec, splits, ("cols",))
+            return "partial"
+        case "weight":
+            _need_split(name, spec, splits, ("rows", "replicate"))
+            return "sharded" if "rows" in splits.values() else "replicated"
+        case "follow":
+            assert first is not None, f"{op.name} follows no input"
+            return first
+
+
+def _needed(spec: OpSpec, operand: Operand, first: Placement | None) -> Placement | None:
+    if operand.role == "peer":
+        return "sharded" if (spec.op, operand.name) in _GATHERED else "partial"
+    if spec.placement == "partial":
+        return "sharded" if first is None else "replicated"
+    if spec.placement in ("replicated", "weight") or spec.unit == "token":
+        return "replicated"
+    if first is None:  # an elementwise op works on a shard or on the whole, not on a term of a sum
+        return None
+    return first
+
+
+def _need_split(
+    name: str, spec: OpSpec, splits: Mapping[str, str], allowed: tuple[str, ...]
+) -> None:
+    for operand, split in splits.items():
+        # A norm inside a fused linear op is as long as its replicated input.
+        if split not in allowed:
+            raise K3Error(
+                f"{name}: {spec.name} {operand}", got=f"split by {split}", need=" or ".join(allowed)
+            )
+
+
+def _check() -> None:
+    assert set(SIZES) == set(Op), "every op has a row of sizes"
+    for op in Op:
+        named = {operand for operand, _ in _row(op)[0]}
+        roles = {o.name: o.role for o in input_operands(op)}
+        sized = {n for n, role in roles.items() if role != "state"}
+        assert named == sized, f"{op.name}: sizes name {named}, the op table {sized}"
+
+
+_check()
