@@ -2,34 +2,33 @@
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import click
 
-Body = TypeVar("Body", bound=Callable[..., Any])
-Decorator = Callable[[Body], Body]
+Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 PATH = click.Path(path_type=Path)
 
 
-def output(what: str, *, required: bool = True) -> Decorator[Body]:
+def output(what: str, *, required: bool = True) -> Decorator:
     """Return `-o/--output`, the one place a command writes to."""
     return click.option(
         "-o", "--output", type=PATH, required=required, help=f"Where to write {what}."
     )
 
 
-def as_json(what: str = "the result as JSON on stdout") -> Decorator[Body]:
+def as_json(what: str = "the result as JSON on stdout") -> Decorator:
     """Return `--json` as the parameter `as_json`."""
     return click.option("--json", "as_json", is_flag=True, help=f"Print {what}.")
 
 
-def verbose() -> Decorator[Body]:
+def verbose() -> Decorator:
     """Return `-v/--verbose`."""
     return click.option("-v", "--verbose", is_flag=True, help="Say more on stderr.")
 
 
-def tp(*, required: bool = False, default: int | None = None) -> Decorator[Body]:
+def tp(*, required: bool = False, default: int | None = None) -> Decorator:
     """Return `--tp`; whether a degree is legal is the model config's to say."""
     return click.option(
         "--tp",
@@ -42,6 +41,6 @@ def tp(*, required: bool = False, default: int | None = None) -> Decorator[Body]
     )
 
 
-def force() -> Decorator[Body]:
+def force() -> Decorator:
     """Return `--force`."""
     return click.option("--force", is_flag=True, help="Replace what this command wrote before.")

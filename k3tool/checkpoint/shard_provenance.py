@@ -1,4 +1,4 @@
-"""Record where every source byte went, as the artifact shards.h5 (layout: k3tool.checkpoint.shards).
+"""Record where every source byte went, as shards.h5 (layout: k3tool.checkpoint.shards).
 
 It writes what the shard writer tells it and reads no tensor.
 """

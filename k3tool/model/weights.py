@@ -48,7 +48,8 @@ class Where(StrEnum):
 class TensorRow(NamedTuple):
     """One row of the table. `{L}` and `{E}` in `pattern` are layer and expert.
 
-    `claimed_by` is the first op of the unfused graph that reads the tensor.
+    `claimed_by` is the first op of the unfused graph that reads the tensor; layers before
+    `read_from` store it and read nothing of it.
     """
 
     pattern: str
@@ -58,6 +59,7 @@ class TensorRow(NamedTuple):
     claimed_by: str
     where: Where
     module: str
+    read_from: int = 0
 
 
 class TensorSpec(NamedTuple):
@@ -150,8 +152,9 @@ TABLE: tuple[TensorRow, ...] = (
     TensorRow(_MODEL + "norm.weight",                      "BF16", _hidden,  _R, "RMSNORM",    _G, "head"),
     TensorRow("lm_head.weight",                            "BF16", _vocab,   _0, "GEMV_BF16",     _G, "head"),
 
-    TensorRow(_LAYER + "self_attention_res_norm.weight",   "BF16", _hidden,  _R, "ATTN_RES",   _L, "norms"),
-    TensorRow(_LAYER + "self_attention_res_proj.weight",   "BF16", _to_one,  _R, "ATTN_RES",   _L, "norms"),
+    # Read from layer 1 on: before layer 0 there is no finished block, and its mix is a copy.
+    TensorRow(_LAYER + "self_attention_res_norm.weight",   "BF16", _hidden,  _R, "ATTN_RES",   _L, "norms", 1),
+    TensorRow(_LAYER + "self_attention_res_proj.weight",   "BF16", _to_one,  _R, "ATTN_RES",   _L, "norms", 1),
     TensorRow(_LAYER + "input_layernorm.weight",           "BF16", _hidden,  _R, "RMSNORM",    _L, "norms"),
     TensorRow(_LAYER + "mlp_res_norm.weight",              "BF16", _hidden,  _R, "ATTN_RES",   _L, "norms"),
     TensorRow(_LAYER + "mlp_res_proj.weight",              "BF16", _to_one,  _R, "ATTN_RES",   _L, "norms"),
@@ -290,8 +293,22 @@ def expected_leaves(config: K3Config) -> set[str]:
     """Return every leaf name the operator graph has to claim."""
     leaves = {leaf_of(row.pattern, None) for row in TABLE if row.where is Where.GLOBAL}
     for layer in config.layers:
-        leaves |= {leaf_of(row.pattern, layer) for row in TABLE if _stands(row, config, layer)}
+        leaves |= {
+            leaf_of(row.pattern, layer)
+            for row in TABLE
+            if _stands(row, config, layer) and layer >= row.read_from
+        }
     return leaves
+
+
+def idle_leaves(config: K3Config) -> set[str]:
+    """Return leaves that are stored and never read: layer 0 mixes before any block is finished."""
+    return {
+        leaf_of(row.pattern, layer)
+        for row in TABLE
+        for layer in range(min(row.read_from, config.num_hidden_layers))
+        if _stands(row, config, layer)
+    }
 
 
 _NUMBER = re.compile(r"(?<=layers\.)\d+|(?<=experts\.)\d+")
