@@ -1,0 +1,134 @@
+/* The image: everything one rank needs, as one flat file that this process maps and never changes.
+ *
+ * Written by k3tool/runtime/image.py for one run and read here; both sides refuse another version. It is
+ * little-endian, sections start on 64 bytes, and every offset, count and index in it is checked once by
+ * k3_image_open before anything is used, because a bad index in a stream is a write anywhere in memory.
+ */
+#ifndef K3_CPU_IMAGE_H
+#define K3_CPU_IMAGE_H
+
+#include "../kernels_common/k3.h"
+
+#define K3_IMAGE_MAGIC "K3IMAGE"
+#define K3_IMAGE_VERSION 1u
+#define K3_N_PHASES 2u /* 0 decode, 1 prefill: the order of ALL_PHASES in k3tool/isa/table.py */
+#define K3_N_OPCODES 256u
+#define K3_NO_INDEX 0xffffffffu
+#define K3_NO_SLOT 0xffu
+#define K3_SEGMENT_HEADER 4096u /* before the ranks' segments in the shared file: abort word, progress */
+#define K3_LINE 64u             /* one counter a cache line */
+
+/* What a section holds; per-phase kinds come once for each phase. */
+enum K3SectionKind {
+    K3_SECTION_PHASE = 1, /* K3PhaseRow[1] */
+    K3_SECTION_INST,      /* K3Inst */
+    K3_SECTION_ENTRY,     /* K3Entry, by workgroup, in packet order */
+    K3_SECTION_QUEUE,     /* u32[n_workgroups + 1] */
+    K3_SECTION_WAIT,      /* K3Wait */
+    K3_SECTION_SIGNAL,    /* u32 counter, or gate | K3_SYSTEM */
+    K3_SECTION_EXPECT,    /* u32[n_counters + n_gates]: every counter's final value */
+    K3_SECTION_OP,        /* K3OpRow[K3_N_OPCODES] */
+    K3_SECTION_TENSOR,    /* K3TensorRow by handle */
+    K3_SECTION_EXPERT,    /* K3ExpertRow */
+    K3_SECTION_FILE,      /* K3FileRow */
+    K3_SECTION_TEXT,      /* bytes: paths, each ending in 0 */
+    K3_SECTION_PROMPT,    /* u32 token ids */
+    K3_SECTION_STOP,      /* u32 token ids that end the run */
+    K3_N_SECTION_KINDS
+};
+
+typedef struct K3SectionRow {
+    uint32_t kind, phase;
+    uint64_t offset, count;
+    uint32_t elem_bytes, reserved;
+} K3SectionRow;
+
+typedef struct K3ImageHeader {
+    char magic[8];
+    uint32_t version, n_sections;
+    uint64_t file_bytes;
+    uint64_t checksum; /* of all bytes with this field 0: k3_image_checksum */
+    char isa_hash[64];
+    uint32_t rank, n_ranks, n_workgroups, n_slots;
+    uint32_t max_pages, max_context; /* pages a slot has; positions it may use */
+    uint32_t max_counters, max_gates; /* over the phases: what a bank holds */
+    uint64_t arena_bytes, private_bytes, peer_bytes; /* peer_bytes: one rank's peer buffers, without gates */
+    uint32_t chunk, n_gen, all_logits, vocab;
+    uint32_t first_phase, reserved; /* phase of the program that reads the prompt */
+} K3ImageHeader;
+
+typedef struct K3PhaseRow {
+    uint32_t max_tokens, scratch_floats, n_counters, n_gates;
+    uint32_t output_handle, logits_handle, logits_cols, reserved;
+} K3PhaseRow;
+
+/* What the interpreter itself must know of an op: where its result is, for digests and expert admission. */
+enum K3DigestMode { K3_DIGEST_NONE = 0, K3_DIGEST_ROWS = 1, K3_DIGEST_CACHE = 2 };
+enum K3UnitKind { K3_UNIT_COLUMNS = 0, K3_UNIT_TOKEN = 1, K3_UNIT_STEP = 2 };
+typedef struct K3OpRow {
+    uint8_t output_slot, digest_mode, unit_kind, route_slot;
+} K3OpRow;
+
+enum K3Place { K3_PLACE_FILE = 1, K3_PLACE_EXPERTS, K3_PLACE_ARENA, K3_PLACE_PEER, K3_PLACE_PRIVATE };
+typedef struct K3TensorRow {
+    uint32_t place, elem_bytes;
+    uint64_t offset, bytes;         /* in its file, arena, peer segment or private memory */
+    uint32_t file, row_elems;       /* row_elems: of an activation */
+    uint32_t expert0, n_experts;    /* rows of the expert section */
+    uint64_t packed_bytes, scale_bytes; /* of one expert */
+} K3TensorRow;
+
+typedef struct K3ExpertRow {
+    uint32_t packed_file, scale_file;
+    uint64_t packed_offset, scale_offset;
+} K3ExpertRow;
+
+typedef struct K3FileRow {
+    uint64_t path_offset, bytes; /* bytes: the size the checkpoint's header promised */
+} K3FileRow;
+
+K3_STATIC_ASSERT(sizeof(K3SectionRow) == 32, "written by image.py");
+K3_STATIC_ASSERT(sizeof(K3ImageHeader) == 176, "written by image.py");
+K3_STATIC_ASSERT(sizeof(K3PhaseRow) == 32, "written by image.py");
+K3_STATIC_ASSERT(sizeof(K3OpRow) == 4, "written by image.py");
+K3_STATIC_ASSERT(sizeof(K3TensorRow) == 56, "written by image.py");
+K3_STATIC_ASSERT(sizeof(K3ExpertRow) == 24, "written by image.py");
+K3_STATIC_ASSERT(sizeof(K3FileRow) == 16, "written by image.py");
+
+/* One phase's program, as pointers into the mapped image. */
+typedef struct K3Program {
+    K3PhaseRow row;
+    const K3Inst *insts;
+    const K3Entry *entries;
+    const uint32_t *queue;
+    const K3Wait *waits;
+    const uint32_t *signals;
+    const uint32_t *expect;
+    uint32_t n_insts, n_entries, n_waits, n_signals;
+} K3Program;
+
+/* What experts have been checked since the start (numerics rule 4): one byte an expert row. */
+typedef struct K3Image {
+    const K3ImageHeader *header;
+    K3Program program[K3_N_PHASES]; /* n_entries 0: the phase is absent */
+    const K3OpRow *ops;
+    const K3TensorRow *tensors;
+    const K3ExpertRow *experts;
+    const K3FileRow *files;
+    const char *text;
+    const uint32_t *prompt, *stop;
+    uint32_t n_tensors, n_experts, n_files, n_prompt, n_stop;
+    uint64_t text_bytes;
+} K3Image;
+
+/* Order-free sum over 8-byte words of k3_mix(word ^ k3_mix(index)); also the digest's mixing. */
+static inline uint64_t k3_mix(uint64_t x) {
+    x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9u;
+    x = (x ^ (x >> 27)) * 0x94d049bb133111ebu;
+    return x ^ (x >> 31);
+}
+
+/* Map and check an image. Returns 0, or -1 with one line in `why`. */
+int k3_image_open(K3Image *image, const char *path, char *why, size_t why_bytes);
+
+#endif

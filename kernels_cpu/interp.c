@@ -1,0 +1,478 @@
+/* The inner loop: wait, call, publish. It knows no op; what it must know of one (where the result lies) is a
+ * row of the image's op section.
+ *
+ * Counters of a step live in the bank of its epoch's lowest bit. The entry flagged REARM clears the other
+ * bank before it arrives at the fold; every rank has passed the previous fold by then, and nobody can signal
+ * into the cleared bank before this arrival. Zeroing between steps instead would race with a faster rank.
+ */
+#define _GNU_SOURCE
+#include "interp.h"
+
+#include <sched.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/prctl.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "ftz.h"
+
+#define N_YIELDS 200u       /* fruitless passes that give the core away before sleeping */
+#define SLEEP_NS 30000      /* long enough to free a core, short against a token */
+#define SCRATCH_GUARD 0x4b33u /* word behind the scratch: an op that writes past its end is caught */
+#define GUARD_WORDS 16u
+
+uint64_t k3_now_ns(void) {
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
+}
+
+/* ---- faults ---------------------------------------------------------------------------------------- */
+
+/* The first fault of a rank stays; every rank sees the abort word and stops. */
+static void raise_fault(K3Team *team, const K3FaultReport *fault) {
+    uint32_t none = 0;
+    if (!__atomic_compare_exchange_n(&team->stop, &none, 1u, 0, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE)) return;
+    team->fault = *fault;
+    none = 0;
+    __atomic_compare_exchange_n(team->memory->abort_word, &none, team->image->header->rank + 1u, 0, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE);
+}
+
+static int stopped(const K3Team *team) { return __atomic_load_n(&team->stop, __ATOMIC_ACQUIRE) != 0; }
+
+static void trap(K3Worker *w, uint32_t workgroup, const K3Entry *e, uint32_t code, uint32_t detail) {
+    const K3Team *team = w->team;
+    const K3Inst *inst = &team->image->program[team->phase].insts[e->inst];
+    const K3FaultReport fault = {code, team->phase, e->inst, inst->op, workgroup, w->index, 0, 0, 0, detail};
+    raise_fault(w->team, &fault);
+}
+
+/* Whatever happens to a step that failed, its numbers must not look like a result. */
+static void poison(const K3Team *team) {
+    const K3Image *image = team->image;
+    for (uint32_t p = 0; p < K3_N_PHASES; p++) {
+        if (image->program[p].n_entries == 0) continue;
+        const K3PhaseRow *row = &image->program[p].row;
+        memset(team->memory->tensor[row->output_handle], 0xff, image->tensors[row->output_handle].bytes);
+        memset(team->memory->tensor[row->logits_handle], 0xff, image->tensors[row->logits_handle].bytes);
+    }
+}
+
+/* ---- counters -------------------------------------------------------------------------------------- */
+
+static uint32_t *gate(const K3Team *team, uint32_t rank, uint32_t bank, uint32_t id) {
+    const uint64_t line = team->n_threads + (uint64_t)bank * team->image->header->max_gates + id;
+    return (uint32_t *)(void *)(k3_segment(team->memory, rank) + line * K3_LINE);
+}
+
+static uint32_t *counter(const K3Team *team, uint32_t bank, uint32_t id) {
+    if ((id & K3_SYSTEM) != 0) return gate(team, team->image->header->rank, bank, id & ~K3_SYSTEM);
+    return &team->counters[(uint64_t)bank * team->image->header->max_counters + id].value;
+}
+
+static uint32_t reached(const K3Team *team, uint32_t id) {
+    return __atomic_load_n(counter(team, team->step.epoch & 1u, id), __ATOMIC_ACQUIRE);
+}
+
+static void signal_counter(const K3Team *team, uint32_t id) {
+    const uint32_t bank = team->step.epoch & 1u;
+    if ((id & K3_SYSTEM) == 0) {
+        __atomic_fetch_add(counter(team, bank, id), 1u, __ATOMIC_RELEASE);
+        return;
+    }
+    for (uint32_t r = 0; r < team->image->header->n_ranks; r++)
+        __atomic_fetch_add(gate(team, r, bank, id & ~K3_SYSTEM), 1u, __ATOMIC_RELEASE);
+}
+
+static void rearm(const K3Team *team) {
+    const K3ImageHeader *h = team->image->header;
+    const uint32_t bank = (team->step.epoch & 1u) ^ 1u;
+    memset(&team->counters[(uint64_t)bank * h->max_counters], 0, (uint64_t)h->max_counters * sizeof(K3Counter));
+    memset(gate(team, h->rank, bank, 0), 0, (uint64_t)h->max_gates * K3_LINE);
+}
+
+/* Every counter must end where its producers add up to: a value above it is a double signal, below it an
+ * entry that never ran. Both can hide behind thresholds that happen to be met. */
+static void audit(K3Team *team) {
+    const K3Program *p = &team->image->program[team->phase];
+    for (uint32_t i = 0; i < p->row.n_counters + p->row.n_gates; i++) {
+        const uint32_t id = i < p->row.n_counters ? i : (i - p->row.n_counters) | K3_SYSTEM;
+        const uint32_t got = reached(team, id);
+        if (got == p->expect[i]) continue;
+        const K3FaultReport fault = {K3_FAULT_AUDIT, team->phase, K3_NO_INDEX, 0xffff, K3_NO_INDEX, 0, id, got, p->expect[i], 0};
+        raise_fault(team, &fault);
+        return;
+    }
+}
+
+/* ---- digest ---------------------------------------------------------------------------------------- */
+
+static uint64_t digest_rows(K3Worker *w, const K3Inst *inst, const K3Entry *e, uint32_t first_row) {
+    const K3Team *team = w->team;
+    const K3OpRow *op = &team->image->ops[inst->op];
+    const uint32_t *out = team->memory->tensor[inst->handle[op->output_slot]];
+    const uint64_t key = (uint64_t)e->inst << 32;
+    uint32_t row0 = first_row, row1 = team->step.n_tokens, col0 = 0, n_cols = inst->width;
+    uint64_t sum = 0;
+    if (op->unit_kind == K3_UNIT_TOKEN) {
+        row0 = e->unit0 > row0 ? e->unit0 : row0;
+        row1 = e->unit1 < row1 ? e->unit1 : row1;
+    } else if (op->unit_kind == K3_UNIT_COLUMNS) {
+        col0 = e->unit0 * inst->unit_cols;
+        n_cols = (e->unit1 - e->unit0) * inst->unit_cols;
+        if (col0 + n_cols > inst->width) n_cols = inst->width - col0;
+    }
+    for (uint32_t t = row0; t < row1; t++) {
+        const uint64_t at = (uint64_t)t * inst->width + col0;
+        sum += team->bodies->digest(out + at, n_cols, key + at);
+    }
+    return sum;
+}
+
+/* A token's row of a paged cache. */
+static uint64_t digest_cache(K3Worker *w, const K3Inst *inst, const K3Entry *e) {
+    const K3Team *team = w->team;
+    const K3Step *s = &team->step;
+    const uint32_t *cache = team->memory->tensor[inst->handle[team->image->ops[inst->op].output_slot]];
+    uint64_t sum = 0;
+    for (uint32_t t = e->unit0; t < e->unit1 && t < s->n_tokens; t++) {
+        const uint32_t position = s->position[t];
+        const uint32_t page = s->page_table[(uint64_t)s->slot[t] * s->max_pages + position / K3_PAGE_TOKENS];
+        const uint64_t row = (uint64_t)page * K3_PAGE_TOKENS + position % K3_PAGE_TOKENS;
+        sum += team->bodies->digest(cache + row * inst->width, inst->width, ((uint64_t)e->inst << 32) + (uint64_t)t * inst->width);
+    }
+    return sum;
+}
+
+static void add_digest(K3Worker *w, const K3Inst *inst, const K3Entry *e) {
+    const K3Team *team = w->team;
+    const K3OpRow *op = &team->image->ops[inst->op];
+    if (op->digest_mode == K3_DIGEST_CACHE) w->digest += digest_cache(w, inst, e);
+    if (op->digest_mode != K3_DIGEST_ROWS) return;
+    const uint32_t out = inst->handle[op->output_slot];
+    const K3PhaseRow *row = &team->image->program[team->phase].row;
+    const int is_head = out == row->output_handle || out == row->logits_handle; /* other rows are not written */
+    w->digest += digest_rows(w, inst, e, is_head ? team->step.head_from : 0);
+}
+
+/* ---- experts --------------------------------------------------------------------------------------- */
+
+/* Numerics rule 4: a scale of 253 or more is refused when an expert is first read, before its first use. */
+static int admit_expert(K3Worker *w, const K3TensorRow *t, uint32_t expert, uint32_t *detail) {
+    const K3Memory *m = w->team->memory;
+    const uint32_t row = t->expert0 + expert;
+    if (__atomic_load_n(&m->admitted[row], __ATOMIC_RELAXED) != 0) return 1;
+    const uint8_t *scale = m->experts[row].scale;
+    uint8_t largest = 0;
+    for (uint64_t i = 0; i < t->scale_bytes; i++) largest = scale[i] > largest ? scale[i] : largest;
+    *detail = expert;
+    if (largest >= 253) return 0;
+    __atomic_store_n(&m->admitted[row], 1, __ATOMIC_RELAXED);
+    return 1;
+}
+
+/* Check the ids the router wrote and the experts they name. Returns a fault code or 0. */
+static uint32_t admit_experts(K3Worker *w, const K3Inst *inst, uint32_t route_slot, uint32_t *detail) {
+    const K3Team *team = w->team;
+    const K3TensorRow *route = &team->image->tensors[inst->handle[route_slot]];
+    const uint32_t *ids = team->memory->tensor[inst->handle[route_slot]];
+    const uint32_t top_k = route->row_elems / 2;
+    for (uint32_t k = 0; k < K3_N_HANDLES; k++) {
+        if (inst->handle[k] == 0xffff) continue;
+        const K3TensorRow *t = &team->image->tensors[inst->handle[k]];
+        if (t->place != K3_PLACE_EXPERTS) continue;
+        for (uint32_t n = 0; n < team->step.n_tokens * top_k; n++) {
+            const uint32_t expert = ids[(uint64_t)(n / top_k) * route->row_elems + n % top_k];
+            *detail = expert;
+            if (expert >= t->n_experts) return K3_FAULT_RANGE;
+            if (!admit_expert(w, t, expert, detail)) return K3_FAULT_SCALE;
+        }
+    }
+    return K3_FAULT_NONE;
+}
+
+/* ---- one entry ------------------------------------------------------------------------------------- */
+
+static int scratch_overrun(const K3Ctx *c) {
+    uint32_t different = 0;
+    for (uint32_t i = 0; i < GUARD_WORDS; i++) different |= k3_f32_to_bits(c->scratch[c->scratch_floats + i]) ^ SCRATCH_GUARD;
+    return different != 0;
+}
+
+/* Returns a fault code; 0 when the entry is done and published. */
+static uint32_t execute(K3Worker *w, const K3Program *p, const K3Entry *e, uint32_t *detail) {
+    const K3Team *team = w->team;
+    const K3Inst *inst = &p->insts[e->inst];
+    const K3OpFn body = inst->op < K3_N_OPCODES ? team->bodies->op[team->phase][inst->op] : NULL;
+    if (body == NULL) return K3_FAULT_OPCODE; /* unknown, reserved or not served in this phase */
+    const uint32_t route_slot = team->image->ops[inst->op].route_slot;
+    if (route_slot != K3_NO_SLOT) {
+        const uint32_t fault = admit_experts(w, inst, route_slot, detail);
+        if (fault != K3_FAULT_NONE) return fault;
+    }
+    body(&w->ctx, inst, e->unit0, e->unit1);
+    if (w->ctx.fault != K3_FAULT_NONE) {
+        *detail = w->ctx.fault_detail;
+        return w->ctx.fault;
+    }
+    if (scratch_overrun(&w->ctx)) return K3_FAULT_SCRATCH;
+    if ((e->flags & K3_ENTRY_DIGEST) != 0) add_digest(w, inst, e);
+    if ((e->flags & K3_ENTRY_REARM) != 0) rearm(team);
+    for (uint32_t i = 0; i < e->n_signals; i++) signal_counter(team, p->signals[e->signal_ofs + i]);
+    return K3_FAULT_NONE;
+}
+
+/* Step one workgroup until it blocks or its queue ends. Returns how many entries it ran. */
+static uint32_t step_workgroup(K3Worker *w, const K3Program *p, uint32_t workgroup) {
+    K3Team *team = w->team;
+    uint32_t done = 0;
+    while (team->position[workgroup] < p->queue[workgroup + 1]) {
+        const K3Entry *e = &p->entries[team->position[workgroup]];
+        uint32_t *met = &team->wait_done[workgroup];
+        for (; *met < e->n_waits; (*met)++) {
+            const K3Wait *wait = &p->waits[e->wait_ofs + *met];
+            if (reached(team, wait->counter) < wait->threshold) return done;
+        }
+        uint32_t detail = 0;
+        const uint32_t fault = execute(w, p, e, &detail);
+        if (fault != K3_FAULT_NONE) {
+            trap(w, workgroup, e, fault, detail);
+            return done;
+        }
+        *met = 0;
+        team->position[workgroup]++;
+        done++;
+    }
+    return done;
+}
+
+/* ---- waiting --------------------------------------------------------------------------------------- */
+
+/* Progress of every worker of every rank: a rank that waits for a slow one is not stuck. */
+static uint64_t total_progress(const K3Team *team) {
+    uint64_t sum = 0;
+    for (uint32_t r = 0; r < team->image->header->n_ranks; r++)
+        for (uint32_t t = 0; t < team->n_threads; t++)
+            sum += __atomic_load_n(k3_progress_line(team->memory, r, t), __ATOMIC_RELAXED);
+    return sum;
+}
+
+/* The blocked entry that comes first in the program is where the trouble is; later ones wait for it. */
+static void raise_deadline(K3Worker *w) {
+    K3Team *team = w->team;
+    const K3Program *p = &team->image->program[team->phase];
+    K3FaultReport fault = {K3_FAULT_DEADLINE, team->phase, K3_NO_INDEX, 0xffff, K3_NO_INDEX, w->index, 0, 0, 0, 0};
+    for (uint32_t g = 0; g < team->image->header->n_workgroups; g++) {
+        const uint32_t at = __atomic_load_n(&team->position[g], __ATOMIC_RELAXED);
+        if (at >= p->queue[g + 1]) continue;
+        const K3Entry *e = &p->entries[at];
+        if (e->inst >= fault.inst) continue;
+        fault.inst = e->inst;
+        fault.opcode = p->insts[e->inst].op;
+        fault.workgroup = g;
+        for (uint32_t i = e->n_waits; i-- > 0;) {
+            const K3Wait *wait = &p->waits[e->wait_ofs + i];
+            if (reached(team, wait->counter) >= wait->threshold) continue;
+            fault.counter = wait->counter;
+            fault.got = reached(team, wait->counter);
+            fault.expected = wait->threshold;
+        }
+    }
+    raise_fault(team, &fault);
+}
+
+static void check_waiting(K3Worker *w) {
+    K3Team *team = w->team;
+    const uint32_t abort_word = __atomic_load_n(team->memory->abort_word, __ATOMIC_ACQUIRE);
+    if (abort_word != 0 && abort_word != team->image->header->rank + 1u) {
+        const K3FaultReport fault = {K3_FAULT_PEER, team->phase, K3_NO_INDEX, 0xffff, K3_NO_INDEX, w->index, 0, 0, 0, abort_word - 1u};
+        raise_fault(team, &fault);
+        return;
+    }
+    const uint64_t now = k3_now_ns(), progress = total_progress(team);
+    if (w->idle_since_ns == 0 || progress != w->idle_progress) {
+        w->idle_since_ns = now;
+        w->idle_progress = progress;
+    } else if (now - w->idle_since_ns > team->deadline_ns) {
+        raise_deadline(w);
+    }
+}
+
+/* Nothing was ready. Ranks may outnumber cores, so the core goes to somebody else soon: the tempting endless
+ * spin would keep the very rank off the core that this one waits for. */
+static void back_off(K3Worker *w) {
+    w->idle++;
+    if (w->idle <= w->team->n_pauses) {
+        __builtin_ia32_pause();
+    } else if (w->idle <= w->team->n_pauses + N_YIELDS) {
+        sched_yield();
+        if (w->idle % 16 == 0) check_waiting(w);
+    } else {
+        const struct timespec nap = {0, SLEEP_NS};
+        nanosleep(&nap, NULL);
+        check_waiting(w);
+    }
+}
+
+/* ---- a step ---------------------------------------------------------------------------------------- */
+
+static void run_workgroups(K3Worker *w) {
+    K3Team *team = w->team;
+    const K3Program *p = &team->image->program[team->phase];
+    const uint32_t n_workgroups = team->image->header->n_workgroups;
+    uint32_t *progress = k3_progress_line(team->memory, team->image->header->rank, w->index);
+    uint32_t open = 1;
+    w->idle = 0;
+    w->idle_since_ns = 0;
+    while (open > 0 && !stopped(team)) {
+        uint32_t done = 0;
+        open = 0;
+        for (uint32_t g = w->index; g < n_workgroups; g += team->n_threads) {
+            done += step_workgroup(w, p, g);
+            open += team->position[g] < p->queue[g + 1];
+        }
+        if (done > 0) {
+            __atomic_store_n(progress, *progress + done, __ATOMIC_RELAXED);
+            w->idle = 0;
+            w->idle_since_ns = 0;
+        } else if (open > 0) {
+            back_off(w);
+        }
+    }
+}
+
+/* Worker t of rank r runs on allowed CPU r * n_threads + t, so that ranks side by side do not share a core
+ * while another is free. */
+static void prepare_thread(const K3Worker *w) {
+    const K3Team *team = w->team;
+    const uint32_t index = team->image->header->rank * team->n_threads + w->index;
+    uint32_t left = index % (uint32_t)CPU_COUNT(&team->cpus);
+    for (int cpu = 0; cpu < CPU_SETSIZE; cpu++) {
+        if (!CPU_ISSET(cpu, &team->cpus) || left-- != 0) continue;
+        cpu_set_t one;
+        CPU_ZERO(&one);
+        CPU_SET(cpu, &one);
+        pthread_setaffinity_np(pthread_self(), sizeof one, &one);
+        break;
+    }
+    k3_set_ftz();
+    prctl(PR_SET_TIMERSLACK, 1000); /* the default 50 us would triple every nap */
+}
+
+static void *worker_main(void *argument) {
+    K3Worker *w = argument;
+    K3Team *team = w->team;
+    uint32_t seen = 0;
+    prepare_thread(w);
+    for (;;) {
+        for (w->idle = 0; __atomic_load_n(&team->go, __ATOMIC_ACQUIRE) == seen;) {
+            w->idle++;
+            if (w->idle <= team->n_pauses) __builtin_ia32_pause();
+            else if (w->idle <= team->n_pauses + N_YIELDS) sched_yield();
+            else nanosleep(&(struct timespec){0, SLEEP_NS}, NULL);
+        }
+        seen++;
+        if (team->quit) return NULL;
+        run_workgroups(w);
+        __atomic_fetch_sub(&team->running, 1u, __ATOMIC_ACQ_REL);
+    }
+}
+
+uint32_t k3_team_step(K3Team *team, uint32_t phase, const K3Step *step, uint64_t *digest) {
+    const K3Program *p = &team->image->program[phase];
+    const uint32_t n_workgroups = team->image->header->n_workgroups;
+    team->step = *step;
+    team->phase = phase;
+    memcpy(team->position, p->queue, n_workgroups * sizeof *team->position);
+    memset(team->wait_done, 0, n_workgroups * sizeof *team->wait_done);
+    for (uint32_t t = 0; t < team->n_threads; t++) {
+        K3Ctx *c = &team->workers[t].ctx;
+        team->workers[t].digest = 0;
+        c->max_tokens = p->row.max_tokens;
+        c->scratch_floats = p->row.scratch_floats;
+        c->fault = K3_FAULT_NONE;
+        for (uint32_t i = 0; i < GUARD_WORDS; i++) c->scratch[c->scratch_floats + i] = k3_bits_to_f32(SCRATCH_GUARD);
+    }
+    __atomic_store_n(&team->running, team->n_threads, __ATOMIC_RELAXED);
+    __atomic_fetch_add(&team->go, 1u, __ATOMIC_RELEASE);
+    run_workgroups(&team->workers[0]);
+    __atomic_fetch_sub(&team->running, 1u, __ATOMIC_ACQ_REL);
+    for (uint32_t n = 0; __atomic_load_n(&team->running, __ATOMIC_ACQUIRE) != 0; n++) {
+        if (n < team->n_pauses) __builtin_ia32_pause();
+        else sched_yield();
+    }
+    if (!stopped(team)) audit(team);
+    if (stopped(team)) {
+        poison(team);
+        return team->fault.code;
+    }
+    for (uint32_t t = 0; t < team->n_threads; t++) *digest += team->workers[t].digest;
+    return K3_FAULT_NONE;
+}
+
+/* ---- start and stop -------------------------------------------------------------------------------- */
+
+static int make_worker(K3Team *team, uint32_t index) {
+    K3Worker *w = &team->workers[index];
+    const K3Image *image = team->image;
+    uint32_t floats = 64;
+    for (uint32_t p = 0; p < K3_N_PHASES; p++)
+        if (image->program[p].n_entries > 0 && image->program[p].row.scratch_floats > floats) floats = image->program[p].row.scratch_floats;
+    const uint64_t bytes = ((uint64_t)floats + GUARD_WORDS) * 4;
+    float *scratch = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (scratch == MAP_FAILED) return -1;
+    w->team = team;
+    w->index = index;
+    w->ctx = (K3Ctx){.tensor = team->memory->tensor, .step = &team->step, .scratch = scratch,
+                     .rank = image->header->rank, .n_ranks = image->header->n_ranks, .peer_stride = (int64_t)team->memory->stride};
+    return 0;
+}
+
+int k3_team_start(K3Team *team, const K3Image *image, const K3Memory *memory, const K3Bodies *bodies,
+                  uint32_t n_threads, uint64_t deadline_ns, char *why, size_t why_bytes) {
+    const K3ImageHeader *h = image->header;
+    memset(team, 0, sizeof *team);
+    team->image = image;
+    team->memory = memory;
+    team->bodies = bodies;
+    team->n_threads = n_threads;
+    team->deadline_ns = deadline_ns;
+    if (sched_getaffinity(0, sizeof team->cpus, &team->cpus) != 0) {
+        snprintf(why, why_bytes, "no CPU affinity mask");
+        return -1;
+    }
+    /* With a core for every worker a hand-off is worth spinning for; else whoever is awaited needs this core. */
+    team->n_pauses = h->n_ranks * n_threads <= (uint32_t)CPU_COUNT(&team->cpus) ? 2000u : 20u;
+    team->counters = aligned_alloc(K3_LINE, 2 * ((uint64_t)h->max_counters + 1) * sizeof(K3Counter));
+    team->workers = aligned_alloc(K3_LINE, n_threads * sizeof(K3Worker));
+    team->position = calloc(h->n_workgroups, sizeof *team->position);
+    team->wait_done = calloc(h->n_workgroups, sizeof *team->wait_done);
+    if (team->counters == NULL || team->workers == NULL || team->position == NULL || team->wait_done == NULL) {
+        snprintf(why, why_bytes, "out of memory");
+        return -1;
+    }
+    memset(team->counters, 0, 2 * ((uint64_t)h->max_counters + 1) * sizeof(K3Counter));
+    memset(team->workers, 0, n_threads * sizeof(K3Worker));
+    for (uint32_t t = 0; t < n_threads; t++) {
+        if (make_worker(team, t) != 0) {
+            snprintf(why, why_bytes, "no memory for scratch");
+            return -1;
+        }
+        if (t == 0) continue;
+        if (pthread_create(&team->workers[t].thread, NULL, worker_main, &team->workers[t]) != 0) {
+            snprintf(why, why_bytes, "thread %u of %u could not be started", t, n_threads);
+            return -1;
+        }
+    }
+    prepare_thread(&team->workers[0]);
+    return 0;
+}
+
+void k3_team_stop(K3Team *team) {
+    team->quit = 1;
+    __atomic_fetch_add(&team->go, 1u, __ATOMIC_RELEASE);
+    for (uint32_t t = 1; t < team->n_threads; t++) pthread_join(team->workers[t].thread, NULL);
+}

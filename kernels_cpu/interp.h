@@ -1,0 +1,67 @@
+/* The interpreter: a few pinned threads that step many virtual workgroups through their queues. */
+#ifndef K3_CPU_INTERP_H
+#define K3_CPU_INTERP_H
+
+#include "bodies.h"
+#include "memory.h"
+
+#include <pthread.h>
+#include <sched.h>
+
+/* Faults of the interpreter's own, above those of k3.h. */
+#define K3_FAULT_SCALE 32u /* an expert's scale byte is 253 or more (numerics rule 4) */
+
+typedef struct K3FaultReport {
+    uint32_t code, phase, inst, opcode, workgroup, worker, counter, got, expected, detail;
+} K3FaultReport;
+
+typedef struct __attribute__((aligned(K3_LINE))) K3Counter {
+    uint32_t value;
+} K3Counter;
+
+typedef struct K3Team K3Team;
+
+/* One thread. Its workgroups are index, index + n_threads, ...: the slices of a packet lie on neighbouring
+ * workgroups, so this spreads them. Scratch is the thread's, since an op body runs to its end. */
+typedef struct __attribute__((aligned(K3_LINE))) K3Worker {
+    K3Team *team;
+    uint32_t index, idle;
+    uint64_t idle_since_ns, idle_progress;
+    uint64_t digest;
+    K3Ctx ctx;
+    pthread_t thread;
+} K3Worker;
+
+struct K3Team {
+    const K3Image *image;
+    const K3Memory *memory;
+    const K3Bodies *bodies;
+    uint32_t n_threads, n_pauses;
+    uint64_t deadline_ns;
+    cpu_set_t cpus; /* that the process may use */
+    K3Counter *counters; /* [2][max_counters] */
+    uint32_t *position;  /* [n_workgroups] next entry */
+    uint32_t *wait_done; /* [n_workgroups] waits of that entry already met */
+    K3Worker *workers;
+    K3Step step; /* this step, and which program runs it */
+    uint32_t phase;
+    uint32_t quit;
+    _Alignas(K3_LINE) uint32_t go; /* steps started */
+    _Alignas(K3_LINE) uint32_t running; /* workers still in the step */
+    _Alignas(K3_LINE) uint32_t stop; /* a fault was raised */
+    K3FaultReport fault;
+};
+
+/* Start n_threads - 1 threads; the caller is worker 0. Returns 0, or -1 with one line in `why`. */
+int k3_team_start(K3Team *team, const K3Image *image, const K3Memory *memory, const K3Bodies *bodies,
+                  uint32_t n_threads, uint64_t deadline_ns, char *why, size_t why_bytes);
+
+/* Run one step of `phase` and audit its counters. Returns 0 and adds to *digest, or the fault's code with
+ * the report in team->fault; then the outputs hold NaN. */
+uint32_t k3_team_step(K3Team *team, uint32_t phase, const K3Step *step, uint64_t *digest);
+
+void k3_team_stop(K3Team *team);
+
+uint64_t k3_now_ns(void);
+
+#endif

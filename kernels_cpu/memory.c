@@ -1,0 +1,122 @@
+/* Mapping files and laying out segments. Nothing here touches a weight: pages come in when an op reads them. */
+#include "memory.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#define REFUSE(...) (snprintf(why, why_bytes, __VA_ARGS__), -1)
+
+static void *zeroed(uint64_t bytes) {
+    void *p = mmap(NULL, bytes > 0 ? bytes : 1, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (p == MAP_FAILED) return NULL;
+    if (bytes >= (1u << 22)) madvise(p, bytes, MADV_HUGEPAGE);
+    return p;
+}
+
+/* A checkpoint file, read-only. A size other than the header promised means that it was replaced since. */
+static const char *map_file(const K3Image *image, uint32_t index, char *why, size_t why_bytes) {
+    const char *path = image->text + image->files[index].path_offset;
+    struct stat st;
+    const int fd = open(path, O_RDONLY | O_CLOEXEC);
+    if (fd < 0 || fstat(fd, &st) != 0) {
+        snprintf(why, why_bytes, "%s: %s", path, strerror(errno));
+        if (fd >= 0) close(fd);
+        return NULL;
+    }
+    if ((uint64_t)st.st_size != image->files[index].bytes) {
+        snprintf(why, why_bytes, "%s: got %llu bytes, need %llu", path, (unsigned long long)st.st_size,
+                 (unsigned long long)image->files[index].bytes);
+        close(fd);
+        return NULL;
+    }
+    void *base = mmap(NULL, (size_t)st.st_size, PROT_READ, MAP_SHARED, fd, 0);
+    if (base == MAP_FAILED) snprintf(why, why_bytes, "%s: %s", path, strerror(errno));
+    close(fd);
+    return base == MAP_FAILED ? NULL : base;
+}
+
+/* safetensors promises no alignment: a tensor off its element's boundary is copied. */
+static void *aligned(const char *data, uint64_t bytes, uint32_t elem_bytes) {
+    if ((uintptr_t)data % elem_bytes == 0) return (void *)(uintptr_t)data;
+    void *copy = zeroed(bytes);
+    if (copy != NULL) memcpy(copy, data, bytes);
+    return copy;
+}
+
+static int place_tensors(K3Memory *m, const K3Image *image, const char **file, char *why, size_t why_bytes) {
+    const K3ImageHeader *h = image->header;
+    char *arena = zeroed(h->arena_bytes), *own = zeroed(h->private_bytes);
+    char *peer = k3_segment(m, h->rank) + m->stride - h->peer_bytes;
+    if (arena == NULL || own == NULL) return REFUSE("memory for activations: %s", strerror(errno));
+    for (uint32_t e = 0; e < image->n_experts; e++) {
+        const K3ExpertRow *row = &image->experts[e];
+        m->experts[e].packed = (const uint8_t *)file[row->packed_file] + row->packed_offset;
+        m->experts[e].scale = (const uint8_t *)file[row->scale_file] + row->scale_offset;
+    }
+    for (uint32_t i = 0; i < image->n_tensors; i++) {
+        const K3TensorRow *t = &image->tensors[i];
+        void *p = NULL;
+        if (t->place == K3_PLACE_ARENA) p = arena + t->offset;
+        else if (t->place == K3_PLACE_PRIVATE) p = own + t->offset;
+        else if (t->place == K3_PLACE_PEER) p = peer + t->offset;
+        else if (t->place == K3_PLACE_EXPERTS) p = m->experts + t->expert0;
+        else p = aligned(file[t->file] + t->offset, t->bytes, t->elem_bytes);
+        if (p == NULL) return REFUSE("memory for tensor %u: %s", i, strerror(errno));
+        m->tensor[i] = p;
+    }
+    return 0;
+}
+
+/* Every rank sets the same length, so it does not matter who comes first. */
+static int map_shared(K3Memory *m, const K3Image *image, const char *path, uint32_t n_threads, char *why,
+                      size_t why_bytes) {
+    const K3ImageHeader *h = image->header;
+    const uint64_t gates = 2 * (uint64_t)h->max_gates * K3_LINE;
+    m->stride = ((uint64_t)n_threads * K3_LINE + gates + h->peer_bytes + 4095) / 4096 * 4096;
+    const uint64_t bytes = K3_SEGMENT_HEADER + m->stride * h->n_ranks;
+    const int fd = open(path, O_RDWR | O_CLOEXEC);
+    if (fd < 0) return REFUSE("%s: %s", path, strerror(errno));
+    void *base = ftruncate(fd, (off_t)bytes) == 0 ? mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0) : MAP_FAILED;
+    close(fd);
+    if (base == MAP_FAILED) return REFUSE("shared segments of %llu bytes: %s", (unsigned long long)bytes, strerror(errno));
+    m->shared = base;
+    m->abort_word = base;
+    return 0;
+}
+
+static int map_logits(K3Memory *m, const K3Image *image, const char *path, char *why, size_t why_bytes) {
+    m->logits_rows = (uint64_t)image->n_prompt + image->header->n_gen - 1;
+    const uint64_t bytes = m->logits_rows * image->header->vocab * 4;
+    struct stat st;
+    const int fd = open(path, O_RDWR | O_CLOEXEC);
+    if (fd < 0 || fstat(fd, &st) != 0) return REFUSE("%s: %s", path, strerror(errno));
+    if ((uint64_t)st.st_size != bytes) return REFUSE("%s: wrong size", path);
+    void *base = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+    close(fd);
+    if (base == MAP_FAILED) return REFUSE("%s: %s", path, strerror(errno));
+    m->logits_file = base;
+    return 0;
+}
+
+int k3_memory_open(K3Memory *m, const K3Image *image, const char *shared_path, const char *logits_path,
+                   uint32_t n_threads, char *why, size_t why_bytes) {
+    memset(m, 0, sizeof *m);
+    const char **file = calloc(image->n_files + 1u, sizeof *file);
+    m->tensor = calloc(image->n_tensors + 1u, sizeof *m->tensor);
+    m->experts = calloc(image->n_experts + 1u, sizeof *m->experts);
+    m->admitted = calloc(image->n_experts + 1u, 1);
+    if (file == NULL || m->tensor == NULL || m->experts == NULL || m->admitted == NULL) return REFUSE("out of memory");
+    for (uint32_t i = 0; i < image->n_files; i++)
+        if ((file[i] = map_file(image, i, why, why_bytes)) == NULL) return -1;
+    if (map_shared(m, image, shared_path, n_threads, why, why_bytes) != 0) return -1;
+    if (logits_path != NULL && map_logits(m, image, logits_path, why, why_bytes) != 0) return -1;
+    const int rc = place_tensors(m, image, file, why, why_bytes);
+    free(file);
+    return rc;
+}

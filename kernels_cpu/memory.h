@@ -1,0 +1,33 @@
+/* A rank's memory: weights mapped from their files, its own buffers, and the segments that ranks share. */
+#ifndef K3_CPU_MEMORY_H
+#define K3_CPU_MEMORY_H
+
+#include "image.h"
+
+/* The shared file: K3_SEGMENT_HEADER bytes whose first word is the abort word (rank + 1 of the first that
+ * stopped, 0xffffffff from the driver), then one segment a rank: progress lines, gates in two banks, peer
+ * buffers. Zero at the start; nobody has to wait for anybody before the first step. */
+typedef struct K3Memory {
+    void **tensor;       /* by handle */
+    K3Expert *experts;   /* by row of the expert section */
+    uint8_t *admitted;   /* by row: the scales have been checked */
+    char *shared;        /* the shared file */
+    uint64_t stride;     /* from one rank's segment to the next */
+    uint32_t *abort_word;
+    float *logits_file;  /* [rows][vocab], 0 when nobody asked for logits */
+    uint64_t logits_rows;
+} K3Memory;
+
+/* Map everything. Returns 0, or -1 with one line in `why`. `logits_path` may be 0. */
+int k3_memory_open(K3Memory *memory, const K3Image *image, const char *shared_path, const char *logits_path,
+                   uint32_t n_threads, char *why, size_t why_bytes);
+
+static inline char *k3_segment(const K3Memory *m, uint32_t rank) {
+    return m->shared + K3_SEGMENT_HEADER + (uint64_t)rank * m->stride;
+}
+
+static inline uint32_t *k3_progress_line(const K3Memory *m, uint32_t rank, uint32_t worker) {
+    return (uint32_t *)(void *)(k3_segment(m, rank) + (uint64_t)worker * K3_LINE);
+}
+
+#endif

@@ -1,0 +1,31 @@
+/* What a rank tells the driver: fixed records on a pipe (file descriptor 3), each written at once.
+ * k3tool/runtime/records.py reads them. */
+#ifndef K3_CPU_RECORD_H
+#define K3_CPU_RECORD_H
+
+#include "interp.h"
+
+enum K3RecordKind {
+    K3_RECORD_READY = 1, /* mapped, canaries passed; `name` is the leaf set */
+    K3_RECORD_PROMPT,    /* a part of the prompt was read; no token yet */
+    K3_RECORD_TOKEN,     /* a token was chosen */
+    K3_RECORD_FAULT,
+    K3_RECORD_END        /* nothing follows */
+};
+
+typedef struct K3Record {
+    uint32_t kind, rank, step, phase; /* step: tokens chosen before this one */
+    uint32_t position, n_tokens;      /* of the last token read; tokens in the step */
+    uint32_t id;
+    float best, second; /* logits */
+    uint32_t reserved;
+    uint64_t digest, logits_digest; /* logits_digest: this rank's columns; the ranks' sum is the whole */
+    uint64_t ns, peak_bytes;
+    K3FaultReport fault;
+    char name[16];
+} K3Record;
+
+K3_STATIC_ASSERT(sizeof(K3FaultReport) == 40, "read by records.py");
+K3_STATIC_ASSERT(sizeof(K3Record) == 128, "read by records.py");
+
+#endif

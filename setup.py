@@ -1,0 +1,27 @@
+"""Build hook: the CPU interpreter is compiled when the package is installed (plain or editable)."""
+
+import sys
+from pathlib import Path
+
+from setuptools import setup
+from setuptools.command.build_py import build_py
+
+ROOT = Path(__file__).resolve().parent
+sys.path.insert(0, str(ROOT))
+
+from k3tool.errors import TargetError  # noqa: E402
+from k3tool.runtime import build as interpreter  # noqa: E402
+
+
+class BuildInterpreter(build_py):
+    def run(self):
+        super().run()
+        # Editable installs run from the source tree, so the executable belongs there.
+        root = ROOT if self.editable_mode else Path(self.build_lib)
+        try:
+            interpreter.build(interpreter.executable_path(root), root=ROOT)
+        except TargetError as error:
+            sys.exit(error.text("install"))
+
+
+setup(cmdclass={"build_py": BuildInterpreter})
