@@ -41,7 +41,7 @@ class Result:
 
 
 def run(opts: Options) -> Result:
-    """Inspect a checkpoint or rank folder. Raises: ArtifactError on an unreadable config or index."""
+    """Inspect a checkpoint or rank folder. Raises: ArtifactError on a bad config or index."""
     config = K3Config.load(opts.checkpoint / "config.json")
     coverage = check_coverage(opts.checkpoint, weight_leaves(config))
     digest = write_coverage(opts.output, coverage) if opts.output else None

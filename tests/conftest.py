@@ -1,0 +1,172 @@
+"""Shared fixtures: oracle checkpoints, the command line in process, and the ledger of skips.
+
+Material that is not carried in the repository lies beside it in `shared/`; a test that needs it
+and does not find it is reported as NOT RUN, never as passed.
+"""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import pytest
+
+from k3tool.checkpoint.reader import Checkpoint
+
+REPO = Path(__file__).resolve().parent.parent
+DATA = REPO / "tests" / "data"
+SHARED = REPO.parent / "shared"
+ORACLES = ("tiny13", "tiny13_eps", "tiny_tp8", "tiny_wide")
+
+
+class Outcome(NamedTuple):
+    """What a command line gave."""
+
+    code: int
+    out: str
+    err: str
+
+
+# -- oracle checkpoints ------------------------------------------------------------------------
+
+
+def _not_run(name: str) -> None:
+    pytest.skip(f"NOT RUN: {name} is not in tests/data nor in ../shared/oracle")
+
+
+def _assemble_tiny13_eps(folder: Path) -> Path:
+    """Copy tiny13 and overwrite the tensors that differ; the headers of both are equal."""
+    target = folder / "tiny13_eps"
+    shutil.copytree(DATA / "oracle" / "tiny13", target)
+    with (
+        Checkpoint.open(target) as checkpoint,
+        np.load(DATA / "oracle" / "tiny13_eps.delta.npz") as delta,
+    ):
+        for name in delta.files:
+            info = checkpoint.tensor_info(name)
+            assert info.n_bytes == delta[name].nbytes, name
+            with (target / info.file).open("r+b") as file:
+                file.seek(info.offset)
+                file.write(delta[name].tobytes())
+    return target
+
+
+@pytest.fixture(scope="session")
+def oracle(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """Return a function from an oracle's name to its checkpoint folder. Do not write into it."""
+    made: dict[str, Path] = {}
+
+    def path_of(name: str) -> Path:
+        assert name in ORACLES, name
+        if (DATA / "oracle" / name).is_dir():
+            return DATA / "oracle" / name
+        if name == "tiny13_eps":
+            if name not in made:
+                made[name] = _assemble_tiny13_eps(tmp_path_factory.mktemp("oracle"))
+            return made[name]
+        if not (SHARED / "oracle" / name).is_dir():
+            _not_run(name)
+        return SHARED / "oracle" / name
+
+    return path_of
+
+
+@pytest.fixture(scope="session")
+def gold() -> Callable[[str], dict[str, np.ndarray]]:
+    """Return a function from an oracle's name to its gold arrays (`p7.prefill`, ...)."""
+
+    def arrays_of(name: str) -> dict[str, np.ndarray]:
+        for folder in (DATA / "oracle", SHARED / "oracle"):
+            path = folder / f"{name}.gold.npz"
+            if path.is_file():
+                with np.load(path) as arrays:
+                    return dict(arrays)
+        _not_run(name)
+        raise AssertionError
+
+    return arrays_of
+
+
+@pytest.fixture(scope="session")
+def prompts() -> Callable[[str], dict[str, list[int]]]:
+    """Return a function from an oracle's name to its prompts, by prompt name."""
+
+    def prompts_of(name: str) -> dict[str, list[int]]:
+        path = DATA / "oracle" / "prompts.json"
+        if name == "tiny_wide":
+            path = SHARED / "oracle" / "tiny_wide.prompts.json"
+            if not path.is_file():
+                _not_run(name)
+        return json.loads(path.read_text())
+
+    return prompts_of
+
+
+@pytest.fixture
+def writable(oracle: Callable[[str], Path], tmp_path: Path) -> Callable[[str], Path]:
+    """Return a function that copies an oracle to a folder the test may damage."""
+
+    def copy_of(name: str) -> Path:
+        target = tmp_path / name
+        shutil.copytree(oracle(name), target)
+        for entry in [target, *target.iterdir()]:
+            entry.chmod(0o755 if entry.is_dir() else 0o644)
+        return target
+
+    return copy_of
+
+
+# -- the command line --------------------------------------------------------------------------
+
+
+@pytest.fixture
+def k3tool(capfd: pytest.CaptureFixture[str]) -> Callable[..., Outcome]:
+    """Return a function that runs one command line in this process."""
+    from stages.cli import run_command
+
+    def run(*arguments: object) -> Outcome:
+        capfd.readouterr()
+        code = run_command([str(argument) for argument in arguments])
+        captured = capfd.readouterr()
+        return Outcome(code, captured.out, captured.err)
+
+    return run
+
+
+@pytest.fixture
+def k3tool_process() -> Callable[..., Outcome]:
+    """Return a function that runs one command line in a new process, from the repository root."""
+
+    def run(*arguments: object, timeout_s: float = 120.0) -> Outcome:
+        command = [sys.executable, "-m", "stages.cli", *map(str, arguments)]
+        done = subprocess.run(
+            command,
+            capture_output=True,
+            text=True,
+            cwd=REPO,
+            timeout=timeout_s,
+            check=False,
+            env={**os.environ, "PYTHONPATH": str(REPO)},
+        )
+        return Outcome(done.returncode, done.stdout, done.stderr)
+
+    return run
+
+
+# -- the ledger of skips -----------------------------------------------------------------------
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Print how many tests were not run, by reason: a skip nobody sees is a pass nobody earned."""
+    reasons: Counter[str] = Counter()
+    for report in terminalreporter.stats.get("skipped", []):
+        reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr)
+        reasons[reason.removeprefix("Skipped: ").removeprefix("NOT RUN: ")] += 1
+    for reason, count in sorted(reasons.items()):
+        terminalreporter.write_line(f"NOT RUN: {count} ({reason})")
