@@ -1,0 +1,82 @@
+"""The one lowering: config → operator graph → fused graph → packets of both phases → plan."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from k3tool.artifact import InputRef
+from k3tool.compiler.plan import NUMERICS_MODE, NUMERICS_VERSION, Plan
+from k3tool.compiler.schedule import Handles, Shape, build_phase, packet_dag
+from k3tool.errors import UsageError
+from k3tool.isa.table import PAGE_TOKENS
+from k3tool.model.config import K3Config
+from k3tool.model.graph import build_graph
+
+
+@dataclass(frozen=True, slots=True)
+class PlanOptions:
+    """What a plan is compiled for. Units: tokens, sequences, positions."""
+
+    tp: int
+    target: str
+    workgroups: int
+    chunk: int  # tokens in a prefill step
+    batch: int  # sequences, so tokens in a decode step
+    ctx: int  # positions a sequence may reach
+    without: tuple[str, ...] = ()  # rules that may not fire
+
+
+def compile_plan(
+    config: K3Config,
+    *,
+    tp: int,
+    target: str,
+    workgroups: int,
+    chunk: int,
+    batch: int,
+    ctx: int,
+    without: Sequence[str] = (),
+    inputs: Sequence[InputRef] = (),
+) -> Plan:
+    """Compile a model for one target and TP degree.
+
+    Raises: UsageError naming an option that does not fit the model.
+    """
+    options = PlanOptions(tp, target, workgroups, chunk, batch, ctx, tuple(sorted(set(without))))
+    _check_options(config, options)
+    graph = build_graph(config, tp)
+    pages = -(-ctx // PAGE_TOKENS)
+    handles = Handles(graph, tp, slots=batch, pages=batch * pages)
+    dag = packet_dag(graph)
+    phases = {}
+    peer_bytes = 0
+    for name, max_tokens in (("decode", batch), ("prefill", chunk)):
+        shape = Shape(tp, workgroups, max_tokens)
+        phases[name] = build_phase(name, graph, dag, shape, handles, {}, peer_bytes)
+        peer_bytes = phases[name].peer_bytes
+    params = {
+        "tp": tp,
+        "target": target,
+        "workgroups": workgroups,
+        "chunk": chunk,
+        "batch": batch,
+        "ctx": pages * PAGE_TOKENS,
+        "pages_per_slot": pages,
+        "numerics": {"mode": NUMERICS_MODE, "version": NUMERICS_VERSION},
+        "eps": dict(sorted(config.eps.items())),
+        "rules": [],
+        "rules_off": list(options.without),
+    }
+    return Plan(tuple(handles.tensors), phases, params, (), tuple(inputs))
+
+
+def _check_options(config: K3Config, options: PlanOptions) -> None:
+    config.check_tp(options.tp)
+    for name in ("workgroups", "chunk", "batch", "ctx"):
+        value = getattr(options, name)
+        if value < 1:
+            raise UsageError(f"--{name}", got=value, need="at least 1")
+    limit = config.max_position_embeddings
+    if options.ctx > limit:
+        raise UsageError(
+            "--ctx", got=options.ctx, need=f"at most max_position_embeddings = {limit}"
+        )
