@@ -60,6 +60,8 @@ REFERENCE: dict[Op, Reference] = {
     Op.REDUCE_GATHER_ADD: dense.reduce_gather_add,
 }
 
+# A row's "state" is read and written, except by these, which only read what another op wrote.
+_READ_ONLY_STATE = frozenset({Op.MLA_ATTEND})
 # Beyond the row's own parameters a meaning may ask for these.
 _CONTEXT = frozenset({"unit_cols", "step"})
 _BY_POSITION = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
@@ -70,9 +72,17 @@ def operand_names(spec: OpSpec) -> tuple[str, ...]:
     return tuple(operand.name for operand in spec.operands if operand.role != "out")
 
 
+def written_state(spec: OpSpec) -> str | None:
+    """Return the name of the state operand that the op writes, or None."""
+    if spec.op in _READ_ONLY_STATE:
+        return None
+    return next((operand.name for operand in spec.operands if operand.role == "state"), None)
+
+
 def returns_state(spec: OpSpec) -> bool:
     """Return whether the meaning gives (result, new state) instead of one value."""
-    return {"out", "state"} <= {operand.role for operand in spec.operands}
+    has_out = any(operand.role == "out" for operand in spec.operands)
+    return has_out and written_state(spec) is not None
 
 
 def keyword_names(reference: Reference) -> tuple[str, ...]:
