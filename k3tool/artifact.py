@@ -19,13 +19,11 @@ The digest is of content, not of file bytes: creation order, chunking and compre
 equal artifacts. Strings count as their UTF-8 bytes, numbers as little-endian C-order bytes.
 """
 
-import contextlib
 import functools
 import hashlib
 import json
-import os
 import subprocess
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -36,7 +34,8 @@ import numpy as np
 import numpy.typing as npt
 
 from k3tool import __version__
-from k3tool.errors import ArtifactError, K3Error
+from k3tool.atomic import atomic_path
+from k3tool.errors import ArtifactError
 
 Array = npt.NDArray[Any]
 KINDS = ("coverage", "shards", "plan", "isa", "tokens", "trace", "bench")
@@ -87,33 +86,6 @@ def tool_version() -> str:
 
 
 # -- writing -----------------------------------------------------------------------------------
-
-
-@contextlib.contextmanager
-def atomic_path(path: Path) -> Iterator[Path]:
-    """Yield a temporary sibling of `path`; fsync and rename it there on success, else remove it.
-
-    Raises: K3Error (exit 1) when the directory cannot be written.
-    """
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        yield temporary
-        _fsync(temporary)
-        os.replace(temporary, path)
-        _fsync(path.parent)
-    except OSError as error:
-        raise K3Error(str(path), got=error.strerror or str(error), need="a writable file") from None
-    finally:
-        with contextlib.suppress(OSError):
-            temporary.unlink(missing_ok=True)
-
-
-def _fsync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def write_artifact(

@@ -12,7 +12,8 @@ from typing import Any, NamedTuple, Self
 
 import numpy.typing as npt
 
-from k3tool.artifact import atomic_path, bytes_of, canonical_json
+from k3tool.artifact import bytes_of, canonical_json
+from k3tool.atomic import atomic_path
 
 Array = npt.NDArray[Any]
 DATA_ALIGN_BYTES = 4096  # O_DIRECT reads need it; the page size is the safe unit everywhere

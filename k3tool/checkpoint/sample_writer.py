@@ -7,6 +7,7 @@ its text means nothing.
 
 import hashlib
 import json
+import math
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -14,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from k3tool.artifact import atomic_path
+from k3tool.atomic import atomic_folder, atomic_path
 from k3tool.checkpoint.headers import DTYPE_BYTES, DTYPES
 from k3tool.checkpoint.index import INDEX_NAME
 from k3tool.checkpoint.safetensors_writer import SafetensorsWriter, TensorLayout
@@ -54,17 +55,12 @@ def write_sample(out: str | Path, preset: str = "tiny", seed: int = 0) -> Sample
         raise UsageError(str(out), got="something there already", need="a new or empty folder")
     raw = preset_config(PRESETS[preset])
     config = K3Config.from_dict(raw)
-    out.mkdir(parents=True, exist_ok=True)
     groups = list(_files(config))
-    weight_map: dict[str, str] = {}
-    total = 0
-    for number, specs in enumerate(groups, start=1):
-        name = f"model-{number:05d}-of-{len(groups):06d}.safetensors"
-        total += _write_file(out / name, specs, preset, seed)
-        weight_map.update({spec.name: name for spec in specs})
-    index = {"metadata": {"total_size": total}, "weight_map": weight_map}
-    _write_json(out / INDEX_NAME, index)
-    _write_json(out / "config.json", raw)
+    with atomic_folder(out) as building:
+        weight_map, total = _write_all(building, groups, preset, seed)
+        index = {"metadata": {"total_size": total}, "weight_map": weight_map}
+        _write_json(building / INDEX_NAME, index)
+        _write_json(building / "config.json", raw)
     return SampleInfo(out, preset, len(groups), len(weight_map), total, config.legal_tp())
 
 
@@ -82,10 +78,23 @@ def _files(config: K3Config) -> Iterator[list[TensorSpec]]:
         yield [spec for spec in vision if spec.name.startswith(module)]
 
 
+def _write_all(
+    folder: Path, groups: Sequence[list[TensorSpec]], preset: str, seed: int
+) -> tuple[dict[str, str], int]:
+    """Write the files; return which file holds which tensor, and all tensors' bytes."""
+    weight_map: dict[str, str] = {}
+    total = 0
+    for number, specs in enumerate(groups, start=1):
+        name = f"model-{number:05d}-of-{len(groups):06d}.safetensors"
+        total += _write_file(folder / name, specs, preset, seed)
+        weight_map.update({spec.name: name for spec in specs})
+    return weight_map, total
+
+
 def _write_file(path: Path, specs: Sequence[TensorSpec], preset: str, seed: int) -> int:
     layout = []
     for spec in specs:
-        n_bytes = int(np.prod(spec.shape)) * DTYPE_BYTES[spec.dtype]
+        n_bytes = math.prod(spec.shape) * DTYPE_BYTES[spec.dtype]
         layout.append(TensorLayout(spec.name, spec.dtype, spec.shape, n_bytes))
     metadata = {"kind": "sample", "preset": preset, "seed": seed}
     with SafetensorsWriter(path, layout, metadata) as writer:
@@ -109,15 +118,15 @@ def tensor_values(spec: TensorSpec, seed: int) -> Array:
     spread = spread_of(spec.row.pattern)
     if spec.dtype == "U8":
         return _mxfp4_part(spec, seed, spread)
-    std = spread.std / np.sqrt(spec.shape[-1]) if spread.by_columns else spread.std
-    values = spread.mean + std * _normal(spec.name, seed, int(np.prod(spec.shape)))
+    std = spread.std / math.sqrt(spec.shape[-1]) if spread.by_columns else spread.std
+    values = spread.mean + std * _normal(spec.name, seed, math.prod(spec.shape))
     if spec.split is Split.LIVE_ROWS:
         values[spec.live :] = 0.0  # A_log is padded with zeros behind the live heads
-    values = values.reshape(spec.shape).astype(np.float32)
-    return _bf16_bits(values) if spec.dtype == "BF16" else values.astype(DTYPES["F32"])
+    narrow = values.reshape(spec.shape).astype(DTYPES["F32"])
+    return _bf16_bits(narrow) if spec.dtype == "BF16" else narrow
 
 
-def _normal(name: str, seed: int, count: int) -> npt.NDArray[np.float64]:
+def _normal(name: str, seed: int, count: int) -> Array:
     """Return about normal numbers: four 16-bit uniforms added, which is exact and bounded by 3.5.
 
     The stream is keyed by the tensor's name, so that a tensor does not depend on its neighbours.
@@ -126,13 +135,15 @@ def _normal(name: str, seed: int, count: int) -> npt.NDArray[np.float64]:
     raw = np.random.PCG64(list(np.frombuffer(key, dtype="<u4"))).random_raw(count)
     words = np.asarray(raw, dtype="<u8").view("<u2").reshape(count, 4)
     total = words.astype(np.int64).sum(axis=1)
-    return (total - 2 * 65535) / (65536 * np.sqrt(4 / 12))
+    normal: Array = (total - 2 * 65535) / (65536 * math.sqrt(4 / 12))
+    return normal
 
 
-def _bf16_bits(values: npt.NDArray[np.float32]) -> npt.NDArray[np.uint16]:
+def _bf16_bits(values: Array) -> Array:
     """Round to nearest even on the bits; the values are finite."""
-    bits = values.view(np.uint32)
-    return ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype("<u2")
+    bits = values.view("<u4")
+    rounded: Array = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16
+    return rounded.astype("<u2")
 
 
 def _mxfp4_part(spec: TensorSpec, seed: int, spread: Spread) -> Array:
@@ -140,13 +151,15 @@ def _mxfp4_part(spec: TensorSpec, seed: int, spread: Spread) -> Array:
     base, part = spec.name.rsplit(".", 1)
     per_byte = 2 if part == "weight_packed" else MXFP4_GROUP
     rows, cols = spec.shape[0], spec.shape[1] * per_byte
-    values = spread.std / np.sqrt(cols) * _normal(base, seed, rows * cols)
+    values = spread.std / math.sqrt(cols) * _normal(base, seed, rows * cols)
     groups = values.reshape(rows, cols // MXFP4_GROUP, MXFP4_GROUP)
     exponent = np.frexp(np.abs(groups).max(axis=2))[1] - 1 - _E2M1_MAX_EXPONENT
     if part == "weight_scale":
-        return (exponent + 127).astype(np.uint8)
+        scales: Array = exponent + 127
+        return scales.astype(np.uint8)
     scaled = np.ldexp(groups, -exponent[:, :, None])
     code = np.searchsorted(_E2M1_MIDDLES, np.abs(scaled)).astype(np.uint8)
     code |= np.where(scaled < 0, 8, 0).astype(np.uint8)
     flat = code.reshape(rows, cols)
-    return flat[:, 0::2] | (flat[:, 1::2] << 4)  # low nibble = even column
+    packed: Array = flat[:, 0::2] | (flat[:, 1::2] << 4)  # low nibble = even column
+    return packed

@@ -6,8 +6,6 @@ folder and renamed when complete. It does not resume a killed run.
 """
 
 import contextlib
-import os
-import shutil
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +14,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from k3tool.artifact import atomic_path, canonical_json
+from k3tool.artifact import canonical_json
+from k3tool.atomic import atomic_folder, atomic_path
 from k3tool.checkpoint.headers import TensorInfo
 from k3tool.checkpoint.index import INDEX_NAME
 from k3tool.checkpoint.reader import Checkpoint
@@ -24,7 +23,7 @@ from k3tool.checkpoint.safetensors_writer import SafetensorsWriter, TensorLayout
 from k3tool.checkpoint.shard_layout import ShardFile, shard_files
 from k3tool.checkpoint.shard_provenance import Placed, write_provenance
 from k3tool.checkpoint.shards import SHARDS_NAME, SIDE_FILES, rank_folder_name
-from k3tool.errors import ArtifactError, K3Error, UsageError
+from k3tool.errors import ArtifactError, UsageError
 from k3tool.model.vision import is_vision
 from k3tool.model.weights import (
     RankSlice,
@@ -80,7 +79,7 @@ def shard_checkpoint(
         chosen = _chosen_ranks(tp, ranks)
         _check_output(out, force)
         _check_tensors(checkpoint)
-        with _sibling(out, force) as building:
+        with atomic_folder(out, replace=force) as building:
             return _write_all(checkpoint, tp, chosen, building, out, progress)
 
 
@@ -131,27 +130,6 @@ def _check_tensors(checkpoint: Checkpoint) -> None:
                     need="a tensor of the model",
                     hint=hint,
                 )
-
-
-@contextlib.contextmanager
-def _sibling(out: Path, force: bool) -> Iterator[Path]:
-    """Yield a folder beside `out` that takes its name on success and vanishes on failure."""
-    building = out.with_name(f".{out.name}.{os.getpid()}.partial")
-    replaced = out.with_name(f".{out.name}.{os.getpid()}.replaced")
-    try:
-        out.parent.mkdir(parents=True, exist_ok=True)
-        building.mkdir()
-        yield building
-        if out.exists() and force:
-            out.rename(replaced)
-        building.rename(out)
-        shutil.rmtree(replaced, ignore_errors=True)
-    except OSError as error:
-        raise K3Error(
-            str(out), got=error.strerror or str(error), need="a writable folder"
-        ) from None
-    finally:
-        shutil.rmtree(building, ignore_errors=True)
 
 
 # -- writing -----------------------------------------------------------------------------------

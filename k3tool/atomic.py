@@ -1,0 +1,64 @@
+"""Write files and folders so that they are complete or not there at all.
+
+A killed process can leave a hidden temporary sibling behind, never a half-written final name.
+"""
+
+import contextlib
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+from k3tool.errors import K3Error
+
+
+@contextlib.contextmanager
+def atomic_path(path: Path) -> Iterator[Path]:
+    """Yield a temporary sibling of `path`; fsync and rename it there on success, else remove it.
+
+    Raises: K3Error (exit 1) when the directory cannot be written.
+    """
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        yield temporary
+        _fsync(temporary)
+        os.replace(temporary, path)
+        _fsync(path.parent)
+    except OSError as error:
+        raise K3Error(str(path), got=error.strerror or str(error), need="a writable file") from None
+    finally:
+        with contextlib.suppress(OSError):
+            temporary.unlink(missing_ok=True)
+
+
+def _fsync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+@contextlib.contextmanager
+def atomic_folder(out: Path, *, replace: bool = False) -> Iterator[Path]:
+    """Yield a new folder beside `out` that takes its name on success and vanishes on failure.
+
+    An `out` that exists must be an empty folder, or one the caller checked and passes `replace`.
+    Raises: K3Error (exit 1) when the folder cannot be written.
+    """
+    building = out.with_name(f".{out.name}.{os.getpid()}.partial")
+    replaced = out.with_name(f".{out.name}.{os.getpid()}.replaced")
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        building.mkdir()
+        yield building
+        if out.exists() and replace:
+            out.rename(replaced)
+        building.rename(out)
+        shutil.rmtree(replaced, ignore_errors=True)
+    except OSError as error:
+        raise K3Error(
+            str(out), got=error.strerror or str(error), need="a writable folder"
+        ) from None
+    finally:
+        shutil.rmtree(building, ignore_errors=True)
