@@ -115,19 +115,24 @@ static uint64_t digest_rows(K3Worker *w, const K3Inst *inst, const K3Entry *e, u
     const K3OpRow *op = &team->image->ops[inst->op];
     const uint32_t *out = team->memory->tensor[inst->handle[op->output_slot]];
     const uint64_t key = (uint64_t)e->inst << 32;
+    const uint32_t period = inst->n_units * inst->unit_cols; /* columns of one expert's part, else all */
+    const int by_columns = op->unit_kind == K3_UNIT_COLUMNS;
+    const uint32_t step = by_columns && period > 0 && period < inst->width ? period : inst->width;
     uint32_t row0 = first_row, row1 = team->step.n_tokens, col0 = 0, n_cols = inst->width;
     uint64_t sum = 0;
     if (op->unit_kind == K3_UNIT_TOKEN) {
         row0 = e->unit0 > row0 ? e->unit0 : row0;
         row1 = e->unit1 < row1 ? e->unit1 : row1;
-    } else if (op->unit_kind == K3_UNIT_COLUMNS) {
+    } else if (by_columns) {
         col0 = e->unit0 * inst->unit_cols;
         n_cols = (e->unit1 - e->unit0) * inst->unit_cols;
-        if (col0 + n_cols > inst->width) n_cols = inst->width - col0;
+        if (col0 + n_cols > step) n_cols = step - col0;
     }
     for (uint32_t t = row0; t < row1; t++) {
-        const uint64_t at = (uint64_t)t * inst->width + col0;
-        sum += team->bodies->digest(out + at, n_cols, key + at);
+        for (uint32_t col = col0; col < inst->width; col += step) {
+            const uint64_t at = (uint64_t)t * inst->width + col;
+            sum += team->bodies->digest(out + at, n_cols, key + at);
+        }
     }
     return sum;
 }

@@ -1,7 +1,7 @@
-/* One rank: k3-cpu --image F --shared F [--logits F] --threads N --leaves L --deadline S
+/* One rank: k3-cpu --image F --shared F --records FD [--logits F] --threads N --leaves L --deadline S
  *
  * Reads the prompt in chunks, then decodes with the folded argmax, which is the same on every rank, so no rank
- * has to ask another what was chosen. Everything it says goes to descriptor 3 as records, in words only to
+ * has to ask another what was chosen. Everything it says goes to descriptor FD as records, in words only to
  * stderr. Also: --identity (isa hash, source hash, leaves this CPU has), --handlers (opcodes by phase).
  * Exit: 0 done, 1 the driver is gone, 2 usage, 3 image refused, 4 stopped by a fault, 5 this machine is unfit.
  */
@@ -23,11 +23,10 @@
 #error "the build defines K3_SOURCE_HASH"
 #endif
 
-#define RECORD_FD 3
-
 typedef struct Options {
     const char *image, *shared, *logits, *leaves;
     uint32_t n_threads;
+    int records;
     double deadline_s;
 } Options;
 
@@ -39,6 +38,7 @@ typedef struct Rank {
     uint32_t epoch, n_read, n_chosen;
 } Rank;
 
+static int record_fd = -1;
 static Rank rank; /* K3Team has aligned members, and one process is one rank */
 
 /* ---- saying things --------------------------------------------------------------------------------- */
@@ -49,7 +49,7 @@ static int refuse(int code, const char *what, const char *why) {
 }
 
 static void send_record(const K3Record *record) {
-    if (write(RECORD_FD, record, sizeof *record) != (ssize_t)sizeof *record) _exit(1);
+    if (write(record_fd, record, sizeof *record) != (ssize_t)sizeof *record) _exit(1);
 }
 
 static uint64_t peak_bytes(void) {
@@ -100,7 +100,7 @@ static int print_handlers(void) {
 /* ---- options --------------------------------------------------------------------------------------- */
 
 static int parse(Options *o, int argc, char **argv) {
-    *o = (Options){.leaves = "auto", .n_threads = 1, .deadline_s = 60};
+    *o = (Options){.leaves = "auto", .n_threads = 1, .records = -1, .deadline_s = 60};
     for (int i = 1; i + 1 < argc; i += 2) {
         const char *name = argv[i], *value = argv[i + 1];
         if (strcmp(name, "--image") == 0) o->image = value;
@@ -108,10 +108,11 @@ static int parse(Options *o, int argc, char **argv) {
         else if (strcmp(name, "--logits") == 0) o->logits = value;
         else if (strcmp(name, "--leaves") == 0) o->leaves = value;
         else if (strcmp(name, "--threads") == 0) o->n_threads = (uint32_t)strtoul(value, NULL, 10);
+        else if (strcmp(name, "--records") == 0) o->records = (int)strtol(value, NULL, 10);
         else if (strcmp(name, "--deadline") == 0) o->deadline_s = strtod(value, NULL);
         else return -1;
     }
-    return argc % 2 == 1 && o->image != NULL && o->shared != NULL && o->n_threads > 0 && o->n_threads <= 1024 && o->deadline_s > 0 ? 0 : -1;
+    return argc % 2 == 1 && o->records >= 0 && o->image != NULL && o->shared != NULL && o->n_threads > 0 && o->n_threads <= 1024 && o->deadline_s > 0 ? 0 : -1;
 }
 
 /* ---- the run --------------------------------------------------------------------------------------- */
@@ -236,8 +237,9 @@ int main(int argc, char **argv) {
     Options o;
     if (argc == 2 && strcmp(argv[1], "--identity") == 0) return print_identity();
     if (argc == 2 && strcmp(argv[1], "--handlers") == 0) return print_handlers();
-    if (parse(&o, argc, argv) != 0) return refuse(2, "k3-cpu", "need --image F --shared F [--logits F] [--threads N] [--leaves L] [--deadline S]");
+    if (parse(&o, argc, argv) != 0) return refuse(2, "k3-cpu", "need --image F --shared F --records FD [--logits F] [--threads N] [--leaves L] [--deadline S]");
     prctl(PR_SET_PDEATHSIG, SIGKILL); /* no stray rank after a killed driver; one that died before: the pipe says so */
+    record_fd = o.records;
     signal(SIGPIPE, SIG_IGN);
     signal(SIGINT, SIG_IGN); /* the driver decides */
     const K3Bodies *bodies = choose_bodies(o.leaves);

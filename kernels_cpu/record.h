@@ -1,4 +1,4 @@
-/* What a rank tells the driver: fixed records on a pipe (file descriptor 3), each written at once.
+/* What a rank tells the driver: fixed records on a pipe, each written at once.
  * k3tool/runtime/records.py reads them. */
 #ifndef K3_CPU_RECORD_H
 #define K3_CPU_RECORD_H

@@ -1,0 +1,324 @@
+"""Write the image of one rank: the flat file that `k3-cpu` maps (layout: kernels_cpu/image.h).
+
+An image joins a program, one run's request and the places of the rank's weights; it holds absolute
+paths and lives only as long as the run. It reads no weight and decides nothing about the stream.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from k3tool.errors import ArtifactError
+from k3tool.isa.stream import Isa, Stream
+from k3tool.isa.table import ALL_PHASES, PAGE_TOKENS, SPECS, OpSpec, isa_hash
+from k3tool.runtime.weights import ExpertBytes, RankWeights, TensorBytes
+
+MAGIC, VERSION = b"K3IMAGE\0", 1
+N_OPCODES, NO_SLOT, ALIGN, PEER_ALIGN = 256, 0xFF, 64, 4096
+SECTIONS = (
+    "phase", "inst", "entry", "queue", "wait", "signal", "expect", "op", "tensor", "expert", "file",
+    "text", "prompt", "stop",
+)  # fmt: skip
+
+HEADER_DTYPE = np.dtype(
+    [
+        ("magic", "S8"), ("version", "<u4"), ("n_sections", "<u4"),
+        ("file_bytes", "<u8"), ("checksum", "<u8"), ("isa_hash", "S64"),
+        ("rank", "<u4"), ("n_ranks", "<u4"), ("n_workgroups", "<u4"), ("n_slots", "<u4"),
+        ("max_pages", "<u4"), ("max_context", "<u4"), ("max_counters", "<u4"), ("max_gates", "<u4"),
+        ("arena_bytes", "<u8"), ("private_bytes", "<u8"), ("peer_bytes", "<u8"),
+        ("chunk", "<u4"), ("n_gen", "<u4"), ("all_logits", "<u4"), ("vocab", "<u4"),
+        ("first_phase", "<u4"), ("reserved", "<u4"),
+    ]
+)  # fmt: skip
+SECTION_DTYPE = np.dtype(
+    [
+        ("kind", "<u4"), ("phase", "<u4"), ("offset", "<u8"), ("count", "<u8"),
+        ("elem_bytes", "<u4"), ("reserved", "<u4"),
+    ]
+)  # fmt: skip
+PHASE_DTYPE = np.dtype(
+    [
+        ("max_tokens", "<u4"), ("scratch_floats", "<u4"), ("n_counters", "<u4"), ("n_gates", "<u4"),
+        ("output_handle", "<u4"), ("logits_handle", "<u4"), ("logits_cols", "<u4"),
+        ("reserved", "<u4"),
+    ]
+)  # fmt: skip
+OP_DTYPE = np.dtype(
+    [("output_slot", "u1"), ("digest_mode", "u1"), ("unit_kind", "u1"), ("route_slot", "u1")]
+)
+TENSOR_DTYPE = np.dtype(
+    [
+        ("place", "<u4"), ("elem_bytes", "<u4"), ("offset", "<u8"), ("bytes", "<u8"),
+        ("file", "<u4"), ("row_elems", "<u4"), ("expert0", "<u4"), ("n_experts", "<u4"),
+        ("packed_bytes", "<u8"), ("scale_bytes", "<u8"),
+    ]
+)  # fmt: skip
+EXPERT_DTYPE = np.dtype(
+    [
+        ("packed_file", "<u4"), ("scale_file", "<u4"),
+        ("packed_offset", "<u8"), ("scale_offset", "<u8"),
+    ]
+)  # fmt: skip
+FILE_DTYPE = np.dtype([("path_offset", "<u8"), ("bytes", "<u8")])
+assert HEADER_DTYPE.itemsize == 176
+assert TENSOR_DTYPE.itemsize == 56
+
+PLACE_FILE, PLACE_EXPERTS, PLACE_ARENA, PLACE_PEER, PLACE_PRIVATE = 1, 2, 3, 4, 5
+DIGEST_NONE, DIGEST_ROWS, DIGEST_CACHE = 0, 1, 2
+UNIT_COLUMNS, UNIT_TOKEN, UNIT_STEP = 0, 1, 2
+ELEM_BYTES = {"bf16": 2, "f32": 4, "u32": 4, "mxfp4": 1}
+
+Array = npt.NDArray[Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What one run asks of a program.
+
+    `first_phase` is the program that reads the prompt; `chunk` tokens at a time, at most its
+    max_tokens. `all_logits` computes the head for every prompt token, not only for the last.
+    """
+
+    prompt: tuple[int, ...]
+    n_gen: int
+    stop_ids: tuple[int, ...]
+    chunk: int
+    all_logits: bool = False
+    first_phase: str = "prefill"
+
+
+def build_image(isa: Isa, rank: int, weights: RankWeights, request: Request, vocab: int) -> bytes:
+    """Return the image of one rank.
+
+    Raises: ArtifactError naming the tensor when a weight is absent or not what the plan says.
+    """
+    files = _Files()
+    places = _place(isa)
+    tensors, experts = _tensor_rows(isa, places, weights, files)
+    sections: list[tuple[str, int, Array]] = []
+    for index, phase in enumerate(ALL_PHASES):
+        if phase in isa.streams:
+            sections += _phase_sections(isa, isa.streams[phase], index, rank)
+    paths, text = files.tables()
+    sections += [
+        ("op", 0, _op_rows()),
+        ("tensor", 0, tensors),
+        ("expert", 0, experts),
+        ("text", 0, text),
+        ("file", 0, paths),
+        ("prompt", 0, np.array(request.prompt, "<u4")),
+        ("stop", 0, np.array(request.stop_ids, "<u4")),
+    ]
+    header = _header(isa, rank, request, vocab, places)
+    return _join(header, sections)
+
+
+def checksum(data: bytes) -> int:
+    """Return the sum over 8-byte words of mix(word ^ mix(index)), modulo 2^64 (image.h)."""
+    words = np.frombuffer(data, "<u8")
+    index = np.arange(len(words), dtype=np.uint64)
+    with np.errstate(over="ignore"):
+        return int(np.sum(_mix(words ^ _mix(index)), dtype=np.uint64))
+
+
+def _mix(x: Array) -> Array:
+    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    mixed: Array = x ^ (x >> np.uint64(31))
+    return mixed
+
+
+# -- memory ------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class _Places:
+    """Sizes of a rank's memory, and the offset of each tensor in the one it lives in."""
+
+    offsets: tuple[int, ...]
+    arena_bytes: int
+    private_bytes: int
+    peer_bytes: int
+
+
+def _place(isa: Isa) -> _Places:
+    """Lay out private memory, and give each phase its own peer memory.
+
+    Phases may not share peer bytes: a fast rank's first collective of the next step would overwrite
+    candidates of this step's argmax fold that a slow rank has not read.
+    """
+    peer_base, peer_bytes = {}, 0
+    for name, stream in isa.streams.items():
+        peer_base[name] = peer_bytes
+        peer_bytes += _up(stream.peer_bytes, PEER_ALIGN)
+    offsets, private = [], 0
+    for tensor in isa.tensors:
+        if tensor.role == "arena":
+            offsets.append(tensor.offset)
+        elif tensor.role == "peer":
+            offsets.append(tensor.offset + peer_base[tensor.phase])
+        elif tensor.role in ("state", "output", "logits"):
+            offsets.append(private)
+            private += _up(tensor.n_bytes, ALIGN)
+        else:
+            offsets.append(0)
+    arena = max(stream.arena_bytes for stream in isa.streams.values())
+    return _Places(tuple(offsets), _up(arena, ALIGN), private, peer_bytes)
+
+
+def _up(n_bytes: int, align: int) -> int:
+    return -(-n_bytes // align) * align
+
+
+class _Files:
+    """Files by path, in order of first use."""
+
+    def __init__(self) -> None:
+        self._rows: dict[str, tuple[int, int]] = {}
+
+    def row(self, path: str, n_bytes: int) -> int:
+        """Return the row of a file."""
+        return self._rows.setdefault(path, (len(self._rows), n_bytes))[0]
+
+    def tables(self) -> tuple[Array, Array]:
+        """Return FILE_DTYPE rows and the text they point into."""
+        rows = np.zeros(len(self._rows), FILE_DTYPE)
+        text = b""
+        for path, (index, n_bytes) in self._rows.items():
+            rows[index] = (len(text), n_bytes)
+            text += path.encode() + b"\0"
+        return rows, np.frombuffer(text, "u1")
+
+
+def _tensor_rows(
+    isa: Isa, places: _Places, weights: RankWeights, files: _Files
+) -> tuple[Array, Array]:
+    """Return TENSOR_DTYPE rows by handle and EXPERT_DTYPE rows."""
+    roles = {
+        "arena": PLACE_ARENA, "peer": PLACE_PEER, "state": PLACE_PRIVATE, "output": PLACE_PRIVATE,
+        "logits": PLACE_PRIVATE, "weight": PLACE_FILE, "experts": PLACE_EXPERTS,
+    }  # fmt: skip
+    rows = np.zeros(len(isa.tensors), TENSOR_DTYPE)
+    experts: list[ExpertBytes] = []
+    for handle, tensor in enumerate(isa.tensors):
+        row = rows[handle]
+        row["place"], row["elem_bytes"] = roles[tensor.role], ELEM_BYTES[tensor.dtype]
+        row["bytes"], row["offset"] = tensor.n_bytes, places.offsets[handle]
+        row["row_elems"] = tensor.local[-1] if tensor.local else 0
+        if tensor.role == "weight":
+            _point_at(row, weights.tensor(tensor), files)
+        elif tensor.role == "experts":
+            found = weights.experts(tensor)
+            row["expert0"], row["n_experts"] = len(experts), len(found)
+            row["packed_bytes"], row["scale_bytes"] = found[0].packed.n_bytes, found[0].scale.n_bytes
+            experts += found
+    table = np.zeros(len(experts), EXPERT_DTYPE)
+    for index, (packed, scale) in enumerate(experts):
+        table[index] = (
+            files.row(packed.path, packed.file_bytes),
+            files.row(scale.path, scale.file_bytes),
+            packed.offset,
+            scale.offset,
+        )
+    return rows, table
+
+
+def _point_at(row: Any, found: TensorBytes, files: _Files) -> None:
+    row["file"], row["offset"] = files.row(found.path, found.file_bytes), found.offset
+
+
+# -- program -----------------------------------------------------------------------------------
+
+
+def _phase_sections(
+    isa: Isa, stream: Stream, phase: int, rank: int
+) -> list[tuple[str, int, Array]]:
+    queues = stream.queues
+    row = np.zeros(1, PHASE_DTYPE)
+    output, logits = (_handle_of(isa, role, stream.name) for role in ("output", "logits"))
+    row["max_tokens"], row["scratch_floats"] = stream.max_tokens, stream.scratch_floats
+    row["n_counters"], row["n_gates"] = len(queues.local_counts), len(queues.gate_counts)
+    row["output_handle"], row["logits_handle"] = output, logits
+    row["logits_cols"] = isa.tensors[logits].local[-1]
+    return [
+        ("phase", phase, row),
+        ("inst", phase, np.ascontiguousarray(stream.instructions[rank], "<u4")),
+        ("entry", phase, queues.entries),
+        ("queue", phase, queues.queue_ofs.astype("<u4")),
+        ("wait", phase, queues.waits),
+        ("signal", phase, queues.signals.astype("<u4")),
+        ("expect", phase, np.concatenate([queues.local_counts, queues.gate_counts]).astype("<u4")),
+    ]
+
+
+def _handle_of(isa: Isa, role: str, phase: str) -> int:
+    found = [
+        handle
+        for handle, tensor in enumerate(isa.tensors)
+        if tensor.role == role and tensor.phase in (phase, "")
+    ]
+    if len(found) != 1:
+        raise ArtifactError(f"isa: {phase}: tensors of role {role}", got=len(found), need=1)
+    return found[0]
+
+
+def _op_rows() -> Array:
+    rows = np.zeros(N_OPCODES, OP_DTYPE)
+    rows["route_slot"] = NO_SLOT
+    for op, spec in SPECS.items():
+        names = [operand.name for operand in spec.operands]
+        route = names.index("route") if "route" in names else NO_SLOT
+        units = {"token": UNIT_TOKEN, "step": UNIT_STEP}.get(spec.unit, UNIT_COLUMNS)
+        rows[int(op)] = (spec.slot(spec.output.name), _digest_mode(spec), units, route)
+    return rows
+
+
+def _digest_mode(spec: OpSpec) -> int:
+    """Return where the result lies: rows of a buffer, the paged cache, or another op's buffer."""
+    if spec.output.role == "out":
+        return DIGEST_ROWS
+    return DIGEST_CACHE if spec.output.role == "state" and spec.unit == "token" else DIGEST_NONE
+
+
+def _header(isa: Isa, rank: int, request: Request, vocab: int, places: _Places) -> Array:
+    header = np.zeros(1, HEADER_DTYPE)
+    context = int(isa.params["ctx"])
+    streams = isa.streams.values()
+    values = {
+        "magic": MAGIC, "version": VERSION, "isa_hash": isa_hash().encode(), "rank": rank,
+        "n_ranks": isa.tp, "n_workgroups": isa.n_workgroups, "n_slots": int(isa.params["batch"]),
+        "max_pages": -(-context // PAGE_TOKENS), "max_context": context,
+        "max_counters": max(len(stream.queues.local_counts) for stream in streams),
+        "max_gates": max(stream.n_gates for stream in streams),
+        "arena_bytes": places.arena_bytes, "private_bytes": places.private_bytes,
+        "peer_bytes": places.peer_bytes, "chunk": request.chunk, "n_gen": request.n_gen,
+        "all_logits": int(request.all_logits), "vocab": vocab,
+        "first_phase": ALL_PHASES.index(request.first_phase),
+    }  # fmt: skip
+    for name, value in values.items():
+        header[name] = value
+    return header
+
+
+def _join(header: Array, sections: Sequence[tuple[str, int, Array]]) -> bytes:
+    """Return header, section table and sections, each section on ALIGN bytes, with the checksum."""
+    table = np.zeros(len(sections), SECTION_DTYPE)
+    offset = _up(HEADER_DTYPE.itemsize + table.nbytes, ALIGN)
+    for index, (kind, phase, data) in enumerate(sections):
+        elem = data.dtype.itemsize * (data.shape[1] if data.ndim == 2 else 1)
+        table[index] = (1 + SECTIONS.index(kind), phase, offset, len(data), elem, 0)
+        offset += _up(data.nbytes, ALIGN)
+    out = bytearray(offset)
+    header["n_sections"], header["file_bytes"] = len(sections), offset
+    out[HEADER_DTYPE.itemsize : HEADER_DTYPE.itemsize + table.nbytes] = table.tobytes()
+    for row, (_, _, data) in zip(table, sections, strict=True):
+        start = int(row["offset"])
+        out[start : start + data.nbytes] = np.ascontiguousarray(data).tobytes()
+    out[: HEADER_DTYPE.itemsize] = header.tobytes()
+    header["checksum"] = checksum(bytes(out))
+    out[: HEADER_DTYPE.itemsize] = header.tobytes()
+    return bytes(out)

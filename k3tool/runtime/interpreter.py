@@ -1,0 +1,86 @@
+"""Find the compiled interpreter and refuse one that is stale: built from other sources or tables.
+
+It compiles nothing; `build.py` does, at install.
+"""
+
+import functools
+import json
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+
+from k3tool.errors import TargetError
+from k3tool.isa.table import isa_hash
+from k3tool.runtime.build import executable_path, source_hash
+from k3tool.targets import get_target
+
+LEAVES = ("auto", "scalar", "avx2", "avx512")
+_REBUILD = "make build (or install the package again)"
+
+
+@dataclass(frozen=True, slots=True)
+class Interpreter:
+    """An executable that has been asked who it is."""
+
+    path: Path
+    isa_hash: str
+    source_hash: str
+    leaves: tuple[str, ...]
+
+
+def load(path: Path | None = None, *, any_source: bool = False) -> Interpreter:
+    """Return the interpreter after comparing its hashes with this package's sources and op table.
+
+    `any_source` accepts other sources: negative controls run variants on purpose.
+    Raises: TargetError if it is absent, does not run or is stale, with both values.
+    """
+    path = path or executable_path()
+    if not path.is_file():
+        raise TargetError(str(path), got="no such file", need="the interpreter", hint=_REBUILD)
+    found = _identity(path, path.stat().st_mtime_ns)
+    if found.isa_hash != isa_hash():
+        _refuse_stale(path, "isa_hash", found.isa_hash, isa_hash())
+    if not any_source and found.source_hash != source_hash():
+        _refuse_stale(path, "source_hash", found.source_hash, source_hash())
+    return found
+
+
+def check_leaves(interpreter: Interpreter, leaves: str) -> None:
+    """Refuse a leaf set this CPU does not have. Raises: TargetError listing those it has."""
+    if leaves != "auto" and leaves not in interpreter.leaves:
+        need = " or ".join(interpreter.leaves)
+        raise TargetError("--leaves", got=f"{leaves}, not on this CPU", need=need)
+
+
+def handlers(target: str, path: Path | None = None) -> dict[str, set[int]]:
+    """Return the opcodes an interpreter of a target has bodies for, by phase.
+
+    Raises: UsageError for an unknown target; TargetError for a stale or absent interpreter.
+    """
+    get_target(target)
+    interpreter = load(path, any_source=path is not None)
+    out = {}
+    for line in _ask(interpreter.path, "--handlers").splitlines():
+        phase, *opcodes = line.split()
+        out[phase] = {int(opcode) for opcode in opcodes}
+    return out
+
+
+@functools.lru_cache(maxsize=8)
+def _identity(path: Path, modified_ns: int) -> Interpreter:
+    said = json.loads(_ask(path, "--identity"))
+    return Interpreter(path, said["isa_hash"], said["source_hash"], tuple(said["leaves"]))
+
+
+def _ask(path: Path, question: str) -> str:
+    try:
+        done = subprocess.run([str(path), question], capture_output=True, text=True, check=True)
+    except (OSError, subprocess.CalledProcessError) as error:
+        raise TargetError(str(path), got=f"no answer ({error})", need="k3-cpu", hint=_REBUILD) from None
+    return done.stdout
+
+
+def _refuse_stale(path: Path, field: str, got: str, need: str) -> None:
+    raise TargetError(
+        f"{path}: {field}", got=f"{got[:12]}..", need=f"{need[:12]}.. of the sources", hint=_REBUILD
+    )
