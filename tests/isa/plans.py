@@ -11,6 +11,9 @@ from k3tool.isa.columns import GATE, PACKET_DIGEST, PACKET_REARM, WAIT_DTYPE, em
 from k3tool.isa.table import SPECS, Op
 
 H, V, RANKS, WORKGROUPS = 64, 128, 2, 4
+# Bytes of the peer segment that hold candidates in both phases: were they anything else in one of
+# them, a fast rank's next step would overwrite what a slow one still folds.
+CANDIDATES = 3 * 16
 
 
 def tensors(phase: str, tokens: int) -> list[Tensor]:
@@ -26,8 +29,8 @@ def tensors(phase: str, tokens: int) -> list[Tensor]:
         own("h", "arena", (tokens, H), row),
         own("y", "arena", (tokens, H), 2 * row),
         own("r", "arena", (tokens, H), row),
-        own("part", "peer", (tokens, H), 0),
-        own("cand", "peer", (tokens, 4), row),
+        own("part", "peer", (tokens, H), CANDIDATES),
+        own("cand", "peer", (tokens, 4), 0),
         own("logits", "logits", (tokens, V // RANKS)),
         own("token", "output", (tokens, 4)),
     ]
@@ -82,7 +85,7 @@ def phase(name: str, tokens: int, handle: dict[str, int]) -> Phase:
     rules = ("",) * len(rows)
     row_bytes = 4 * H * tokens
     return Phase(name, tokens, packets, np.array(waits, WAIT_DTYPE), rules, 2, 3 * row_bytes,
-                 row_bytes + 16 * tokens, len(rows), len(rows))  # fmt: skip
+                 row_bytes + CANDIDATES, len(rows), len(rows))  # fmt: skip
 
 
 def plan() -> Plan:

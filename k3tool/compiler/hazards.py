@@ -1,0 +1,148 @@
+"""Bytes in memory: every conflict ordered (D), no live buffers overlapping (C), steps apart.
+
+Accesses come from records and the handle table (``k3tool.isa.access``), orders from waits
+(``k3tool.compiler.order``); nothing is taken from the scheduler's own account of them.
+"""
+
+from bisect import bisect_left
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+from k3tool.compiler.order import Order
+from k3tool.isa.access import Access, accesses
+
+
+@dataclass(slots=True)
+class _Segment:
+    """A run of bytes that an access covers whole or not at all: last writer, readers since."""
+
+    writer: int | None = None
+    handle: int = -1
+    readers: list[tuple[int, Access]] = field(default_factory=list)
+
+
+def _segments(found: Sequence[Sequence[Access]]) -> dict[str, tuple[list[int], list[_Segment]]]:
+    bounds: dict[str, set[int]] = {}
+    for packet in found:
+        for access in packet:
+            bounds.setdefault(access.space, set()).update((access.byte0, access.byte1))
+    return {
+        space: (sorted(edges), [_Segment() for _ in range(len(edges) - 1)])
+        for space, edges in bounds.items()
+    }
+
+
+def _accesses(c: Order) -> tuple[list[list[Access]], list[str]]:
+    """Return every packet's accesses, and faults where a record does not fit its tensors."""
+    found: list[list[Access]] = []
+    faults = []
+    for index, packet in enumerate(c.phase.packets):
+        try:
+            found.append(list(accesses(packet, c.plan.tensors)))
+        except ValueError as error:
+            found.append([])
+            faults.append(f"{c.name(index)}: {error}")
+    return found, faults
+
+
+def _touched(c: Order, found: Sequence[Sequence[Access]]) -> Iterator[tuple[int, Access, _Segment]]:
+    """Yield (packet, access, segment) in packet order, noting each access after it was yielded."""
+    spaces = _segments(found)
+    for index, packet in enumerate(found):
+        for access in packet:
+            edges, segments = spaces[access.space]
+            low, high = bisect_left(edges, access.byte0), bisect_left(edges, access.byte1)
+            for segment in segments[low:high]:
+                yield index, access, segment
+                if access.is_write:
+                    segment.writer, segment.handle = index, access.handle
+                    segment.readers = []
+                else:
+                    segment.readers.append((index, access))
+
+
+def check_ordered(c: Order) -> tuple[str, list[str]]:
+    """D: each pair of accesses to the same bytes, one of them a write, is ordered by counters."""
+    found, faults = _accesses(c)
+    pairs, seen = 0, set()
+
+    def fault(kind: str, index: int, other: int, access: Access, across: bool) -> None:
+        key = (kind, index, other, access.handle)
+        if key not in seen:
+            seen.add(key)
+            tensor = c.plan.tensors[access.handle].name
+            where = " on every rank" if across else ""
+            faults.append(
+                f"{c.name(index)}: {kind} of {tensor} not ordered after {c.name(other)}{where}"
+            )
+
+    for index, access, segment in _touched(c, found):
+        verb = "write" if access.is_write else "read"
+        if segment.writer is not None and segment.writer != index:
+            order = c.before_everywhere if access.every_rank else c.before
+            pairs += 1
+            if not order[index] >> segment.writer & 1:
+                fault(f"{verb} after write", index, segment.writer, access, access.every_rank)
+        if access.is_write:
+            for reader, read in segment.readers:
+                order = c.before_everywhere if read.every_rank else c.before
+                pairs += 1
+                # One packet's slices are not ordered among themselves: only a state, which is one
+                # operand, may be read and written by a packet, never an input and the result.
+                unordered = not order[index] >> reader & 1
+                if unordered and (reader != index or read.operand != access.operand):
+                    fault("write after read", index, reader, access, read.every_rank)
+    return f"{pairs} pairs of accesses to the same bytes", faults
+
+
+def check_memory(c: Order) -> tuple[str, list[str]]:
+    """C: what is read under a handle was last written under it, whole: no live buffers overlap."""
+    found, faults = _accesses(c)
+    limits = {"arena": c.phase.arena_bytes, "peer": c.phase.peer_bytes}
+    reads = 0
+    for index, access, segment in _touched(c, found):
+        tensor = c.plan.tensors[access.handle]
+        if access.space not in limits:
+            continue
+        if access.byte1 > limits[access.space]:
+            got = f"{tensor.name} ends at byte {access.byte1} of {limits[access.space]}"
+            faults.append(f"{c.name(index)}: {got} in the {access.space}")
+        if tensor.phase != c.phase.name:
+            faults.append(f"{c.name(index)}: {tensor.name} belongs to phase {tensor.phase}")
+        if access.is_write:
+            continue
+        reads += 1
+        if segment.writer is None:
+            faults.append(f"{c.name(index)} reads {tensor.name}, which nothing has written")
+        elif segment.handle != access.handle:
+            other = c.plan.tensors[segment.handle].name
+            text = f"{c.name(index)} reads {tensor.name}, whose bytes {other} overwrote"
+            faults.append(f"{text} in {c.name(segment.writer)}")
+    return f"{reads} reads of the arena and the peer segment", list(dict.fromkeys(faults))
+
+
+def check_steps(contexts: Sequence[Order]) -> tuple[str, list[str]]:
+    """D: a peer buffer is not written in a step before every rank has read it in the step before.
+
+    "Arrived" is not "has read". A reader is safe if something later in its own step waits for it on
+    all ranks; else whoever writes those bytes next has to be behind a gate of its own step.
+    """
+    readers, writers = [], []
+    for c in contexts:
+        waited_for = 0
+        for done in c.before_everywhere:
+            waited_for |= done
+        for index, packet in enumerate(_accesses(c)[0]):
+            for access in packet:
+                if access.every_rank and not waited_for >> index & 1:
+                    readers.append((c, index, access))
+                if access.is_write and access.space == "peer" and not c.before_everywhere[index]:
+                    writers.append((c, index, access))
+    faults = [
+        f"{w.phase.name} {w.name(j)} may write {w.plan.tensors[b.handle].name} while another "
+        f"rank's {r.phase.name} {r.name(i)} still reads those bytes"
+        for r, i, a in readers
+        for w, j, b in writers
+        if a.byte0 < b.byte1 and b.byte0 < a.byte1
+    ]
+    return f"{len(readers)} last readers, {len(writers)} first writers of peer buffers", faults

@@ -1,0 +1,63 @@
+"""What a phase's waits imply: which packet is over when another one starts, here and everywhere."""
+
+from dataclasses import dataclass, field
+
+from k3tool.compiler.plan import Phase, Plan
+from k3tool.isa.columns import GATE, spec_of
+
+
+@dataclass(slots=True)
+class Order:
+    """One phase with what its waits imply.
+
+    Bit a of before[b]: packet a of a rank is over before packet b of the same rank starts. Bit a of
+    before_everywhere[b]: packet a is over on all ranks. Only an exact threshold counts: fewer
+    arrivals leave slices running, more never come.
+    """
+
+    plan: Plan
+    phase: Phase
+    producers: dict[int, list[int]] = field(init=False)
+    before: list[int] = field(init=False)
+    before_everywhere: list[int] = field(init=False)
+
+    def __post_init__(self) -> None:
+        """Follow the waits in packet order."""
+        self.producers = {}
+        for index, counter in enumerate(self.phase.packets["counter"].tolist()):
+            self.producers.setdefault(counter, []).append(index)
+        self.before, self.before_everywhere = [], []
+        for index in range(len(self.phase.packets)):
+            self._order(index)
+
+    def total(self, counter: int) -> int:
+        """Return the arrivals at a counter when all its producers are done, 0 if it has none."""
+        ranks = self.plan.tp if counter & GATE else 1
+        slices = self.phase.packets["n_slices"]
+        return ranks * sum(int(slices[p]) for p in self.producers.get(counter, ()))
+
+    def _order(self, index: int) -> None:
+        here = everywhere = 0
+        for counter, threshold in self.phase.waits_of(index).tolist():
+            if threshold != self.total(counter):
+                continue
+            for producer in self.producers[counter]:
+                if producer >= index:
+                    continue
+                done = self.before[producer] | 1 << producer
+                here |= done
+                everywhere |= self.before_everywhere[producer]
+                if counter & GATE:
+                    everywhere |= done
+        self.before.append(here)
+        self.before_everywhere.append(everywhere)
+
+    def name(self, index: int) -> str:
+        """Return how messages call a packet."""
+        spec = spec_of(int(self.phase.packets["op"][index]))
+        return f"packet {index} ({spec.name if spec else '?'})"
+
+
+def counter_name(counter: int) -> str:
+    """Return how messages call a counter or gate."""
+    return f"gate {counter & ~GATE}" if counter & GATE else f"counter {counter}"

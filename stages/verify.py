@@ -1,0 +1,101 @@
+"""`k3tool verify`: one line per check, a verdict, exit code 4 unless all that ran passed."""
+
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import click
+
+from k3tool.artifact import canonical_json
+from k3tool.compiler.checks import verify_plan
+from k3tool.runtime.tokens import read_tokens, verify_ranks
+from k3tool.verdict import Check, is_sound, require, summary
+from stages import options as common
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What to verify: `what` is ranks, plan or coverage, `files` its artifacts."""
+
+    what: str
+    files: tuple[Path, ...]
+    strict: bool = False
+    weights: Path | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """All checks in order, and whether they amount to a pass."""
+
+    checks: tuple[Check, ...]
+    sound: bool
+
+
+def run(options: Options) -> Result:
+    """Make the checks. Raises: ArtifactError for damaged or unrelated inputs."""
+    if options.what == "ranks":
+        checks = verify_ranks([read_tokens(path) for path in options.files])
+    elif options.what == "plan":
+        checks = [check for path in options.files for check in verify_plan(path)]
+    else:
+        raise AssertionError(options.what)
+    return Result(tuple(checks), is_sound(checks, strict=options.strict))
+
+
+def _report(options: Options, as_json: bool) -> None:
+    result = run(options)
+    if as_json:
+        rows = [asdict(check) for check in result.checks]
+        click.echo(canonical_json({"checks": rows, "sound": result.sound}))
+    else:
+        for check in result.checks:
+            click.echo(f"{check.status:<7} {check.name}: {check.detail}")
+        click.echo(f"{'PASS' if result.sound else 'FAIL'}: {summary(result.checks)}")
+    require(result.checks, f"verify {options.what}", strict=options.strict)
+
+
+def _strict() -> common.Decorator:
+    return click.option("--strict", is_flag=True, help="Fail when a check was NOT RUN.")
+
+
+@click.group("verify")
+def command() -> None:
+    """Compare token streams, and check plans, weights and handlers.
+
+    One line per check: PASS, FAIL or NOT RUN. Nothing compared is a failure.
+
+    \b
+    Example:
+      k3tool verify ranks tokens.h5
+      k3tool verify plan plan.h5
+    """
+
+
+@command.command("ranks")
+@click.argument("files", type=common.PATH, nargs=-1, required=True)
+@_strict()
+@common.as_json()
+def ranks(files: tuple[Path, ...], strict: bool, as_json: bool) -> None:
+    """Compare the ranks inside each tokens.h5, then every file with the first.
+
+    Files may be of any TP degree; they have to answer one prompt from one checkpoint. The first
+    difference is shown with step, ranks, ids and margins.
+
+    \b
+    Example:
+      k3tool verify ranks tp1.h5 tp8.h5
+    """
+    _report(Options("ranks", files, strict), as_json)
+
+
+@command.command("plan")
+@click.argument("files", type=common.PATH, nargs=-1, required=True)
+@_strict()
+@common.as_json()
+def plan(files: tuple[Path, ...], strict: bool, as_json: bool) -> None:
+    """Check the bytes of a plan: slices, memory, counters, order, wire form.
+
+    \b
+    Example:
+      k3tool verify plan plan.h5
+    """
+    _report(Options("plan", files, strict), as_json)
