@@ -73,7 +73,7 @@ def differing(got, want):
     return np.count_nonzero((got.view(np.uint32) != want.view(np.uint32)) & ~nan)
 
 
-# ---- the scalar definition against the rule, written twice ------------------------------------------
+# ---- the scalar definition against the rule, written twice ----
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -127,7 +127,7 @@ def test_axis_dot_is_rule_6(leaves, K):
         assert differing(want, whole) == 1
 
 
-# ---- negative controls: each mistake must show ------------------------------------------------------
+# ---- negative controls: each mistake must show ----
 
 
 @pytest.mark.parametrize(
@@ -160,7 +160,7 @@ def test_control_left_to_right_blocks_are_seen(leaves):
     assert differing(leaves.rows("bf16", W, X, 8), left) > 4
 
 
-# ---- vector leaves against the definition -----------------------------------------------------------
+# ---- vector leaves against the definition ----
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -261,7 +261,7 @@ def test_single_sums_equal_scalar(scalar, vector, kind):
         assert_bits(vector.one("sum_f32", a), scalar.one("sum_f32", a))
 
 
-# ---- real bytes -------------------------------------------------------------------------------------
+# ---- real bytes ----
 
 
 def test_released_bytes_decode_exactly(leaves):

@@ -67,7 +67,7 @@ LENGTHS = [1, 2, 7, 8, 9, 31, 64, 127, 128, 129, 130, 200, 256, 264, 384, 520, 1
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("type_", ["bf16", "f32"])
 def test_rows_equal_scalar(scalar, simt, type_, kind):
-    """Aligned and unaligned, so that the vector and the element path both run; 70 rows: four a team."""
+    """Aligned and unaligned, so that the vector and the element path both run; 131 rows: 4 a team."""
     rng = np.random.default_rng([KINDS.index(kind), len(type_)])
     make = bf16_words if type_ == "bf16" else f32_bits
     for K in LENGTHS:
@@ -94,7 +94,17 @@ def test_tokens_change_no_bit(scalar, simt, kind):
 def test_mxfp4_equals_scalar(scalar, simt, kind):
     """Blocks of whole scale groups and blocks that begin inside one."""
     rng = np.random.default_rng(KINDS.index(kind))
-    shapes = [(32, 1), (96, 1), (160, 1), (512, 1), (3584, 1), (3072, 8), (96, 8), (160, 4), (544, 8)]
+    shapes = [
+        (32, 1),
+        (96, 1),
+        (160, 1),
+        (512, 1),
+        (3584, 1),
+        (3072, 8),
+        (96, 8),
+        (160, 4),
+        (544, 8),
+    ]
     for K, n_blocks in shapes:
         packed, scales = mxfp4_bytes(rng, kind, 7, K)
         X = f32_bits(rng, kind, (3, K))
@@ -164,7 +174,9 @@ def test_control_a_mistake_is_seen(simt, mistake):
 )
 def test_control_wrong_block_programs_stop(simt_library, vendor, call, message):
     script = f"import ctypes; ctypes.CDLL({str(simt_library(vendor))!r}).{call}"
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=False
+    )
     assert done.returncode != 0
     assert message in done.stderr
 

@@ -1,0 +1,78 @@
+/* What op bodies share: typed access to operands, scratch, spans of tokens and columns, peers' sums.
+ *
+ * Every body is `K3_FN void k3_op_<name>(K3Ctx* c, const K3Inst* inst, uint32_t u0, uint32_t u1)` and computes
+ * units [u0, u1). Activations are token-major, [max_tokens][width]. A body that a fused op repeats is split so
+ * that both call the same part; a fused op never has arithmetic of its own.
+ *
+ * Leaves are block-collective on a GPU: their inputs must be visible (K3_SYNC after a K3_FOR that wrote them),
+ * all lanes call them, never from inside K3_FOR. A leaf that returns a float returns it to every lane; one that
+ * writes memory needs K3_SYNC before its result is read. */
+#ifndef K3_BODY_H
+#define K3_BODY_H
+
+#include "k3.h"
+#include "k3_math.h"
+#include "leaves.h"
+
+#define K3_TILE_ROWS 64u /* rows that a body keeps in scratch between two leaves */
+
+K3_FN const float *k3_in(const K3Ctx *c, const K3Inst *inst, uint32_t slot) {
+    return (const float *)k3_tensor(c, inst, slot);
+}
+K3_FN float *k3_out(const K3Ctx *c, const K3Inst *inst, uint32_t slot) { return (float *)k3_tensor(c, inst, slot); }
+K3_FN const uint16_t *k3_bf16(const K3Ctx *c, const K3Inst *inst, uint32_t slot) {
+    return (const uint16_t *)k3_tensor(c, inst, slot);
+}
+K3_FN const uint32_t *k3_words(const K3Ctx *c, const K3Inst *inst, uint32_t slot) {
+    return (const uint32_t *)k3_tensor(c, inst, slot);
+}
+K3_FN const K3Expert *k3_experts(const K3Ctx *c, const K3Inst *inst, uint32_t slot) {
+    return (const K3Expert *)k3_tensor(c, inst, slot);
+}
+
+K3_FN uint32_t k3_min(uint32_t a, uint32_t b) { return a < b ? a : b; }
+
+/* The workgroup's scratch if it holds n floats, else 0 and a fault: the body must return at once. */
+K3_FN float *k3_scratch(K3Ctx *c, uint64_t n) {
+    if (n > c->scratch_floats) {
+        k3_trap(c, K3_FAULT_SCRATCH, (uint32_t)n);
+        return 0;
+    }
+    return c->scratch;
+}
+
+/* First token of an op that may belong to the head, which runs on the step's last tokens only. */
+K3_FN uint32_t k3_first_token(const K3Ctx *c, uint32_t head_only) {
+    return head_only ? k3_min(c->step->head_from, c->step->n_tokens) : 0u;
+}
+
+/* Rule 8: a sum of squares, a score or a logit that is not finite stops the run. */
+K3_FN void k3_check_finite(K3Ctx *c, float value, uint32_t detail) {
+    if (k3_not_finite(value)) k3_trap(c, K3_FAULT_NONFINITE, detail);
+}
+
+/* ---- peers ---- */
+
+typedef struct K3Peers {
+    const float *rank[8];
+    uint32_t n;
+} K3Peers;
+
+K3_FN K3Peers k3_peers(const K3Ctx *c, const K3Inst *inst, uint32_t slot) {
+    K3Peers p;
+    uint32_t r;
+    p.n = c->n_ranks;
+    for (r = 0; r < 8u; r++) p.rank[r] = k3_peer(c, inst, slot, r < p.n ? r : c->rank);
+    return p;
+}
+
+/* Element i of the all-reduced tensor: the ranks' subtrees in rule 5's tree. Never left to right. */
+K3_FN float k3_peer_sum(const K3Peers *p, uint64_t i) {
+    const float *const *x = p->rank;
+    if (p->n == 1u) return x[0][i];
+    if (p->n == 2u) return x[0][i] + x[1][i];
+    if (p->n == 4u) return (x[0][i] + x[1][i]) + (x[2][i] + x[3][i]);
+    return ((x[0][i] + x[1][i]) + (x[2][i] + x[3][i])) + ((x[4][i] + x[5][i]) + (x[6][i] + x[7][i]));
+}
+
+#endif

@@ -1,0 +1,21 @@
+/* y = a + b.
+ *
+ * Layout: every operand [T][width] f32. Unit: column; a slice takes its columns of every token.
+ * Reads a, b; writes y. */
+#ifndef K3_OP_ADD_H
+#define K3_OP_ADD_H
+
+#include "body.h"
+
+K3_FN void k3_op_add(K3Ctx *c, const K3Inst *inst, uint32_t u0, uint32_t u1) {
+    const float *K3_RESTRICT a = k3_in(c, inst, K3_ADD_A);
+    const float *K3_RESTRICT b = k3_in(c, inst, K3_ADD_B);
+    float *K3_RESTRICT y = k3_out(c, inst, K3_ADD_Y);
+    uint32_t t;
+    for (t = 0; t < c->step->n_tokens; t++) {
+        const uint64_t row = (uint64_t)t * inst->width;
+        K3_FOR(j, u0 * inst->unit_cols, u1 * inst->unit_cols) { y[row + j] = a[row + j] + b[row + j]; }
+    }
+}
+
+#endif

@@ -1,0 +1,34 @@
+/* y[t][r] = situ(rule 3 over gate[r] with x[t], rule 3 over up[r] with x[t]).
+ *
+ * Layout: gate, up bf16 [rows][K], x f32 [T][K], y f32 [T][width]. Unit: row. Reads x, gate, up; writes y.
+ * Scratch: 2 x T x K3_TILE_ROWS. */
+#ifndef K3_OP_GLU_BF16_H
+#define K3_OP_GLU_BF16_H
+
+#include "body.h"
+
+K3_FN void k3_op_glu_bf16(K3Ctx *c, const K3Inst *inst, uint32_t u0, uint32_t u1) {
+    const uint32_t K = inst->param[K3_GLU_BF16_K], n_tok = c->step->n_tokens;
+    const uint16_t *gate = k3_bf16(c, inst, K3_GLU_BF16_GATE), *up = k3_bf16(c, inst, K3_GLU_BF16_UP);
+    const float *x = k3_in(c, inst, K3_GLU_BF16_X);
+    const float beta = k3_f32_param(inst, K3_GLU_BF16_BETA), linear = k3_f32_param(inst, K3_GLU_BF16_LINEAR_BETA);
+    float *y = k3_out(c, inst, K3_GLU_BF16_Y);
+    float *g = k3_scratch(c, 2u * (uint64_t)n_tok * K3_TILE_ROWS);
+    float *u = g + (uint64_t)n_tok * K3_TILE_ROWS;
+    uint32_t r, t;
+    if (!g) return;
+    for (r = u0; r < u1; r += K3_TILE_ROWS) {
+        const uint32_t n = k3_min(K3_TILE_ROWS, u1 - r);
+        k3_rows_dot_bf16(c, gate + (uint64_t)r * K, K, 0u, n, K, 1u, x, K, n_tok, g, K3_TILE_ROWS);
+        k3_rows_dot_bf16(c, up + (uint64_t)r * K, K, 0u, n, K, 1u, x, K, n_tok, u, K3_TILE_ROWS);
+        K3_SYNC(c);
+        for (t = 0; t < n_tok; t++) {
+            float *out = y + (uint64_t)t * inst->width + r;
+            const float *gt = g + (uint64_t)t * K3_TILE_ROWS, *ut = u + (uint64_t)t * K3_TILE_ROWS;
+            K3_FOR(j, 0, n) { out[j] = k3_situ(gt[j], ut[j], beta, linear); }
+        }
+        K3_SYNC(c); /* the next tile overwrites g and u */
+    }
+}
+
+#endif

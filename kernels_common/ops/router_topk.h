@@ -1,0 +1,65 @@
+/* Choose top_k experts a token by sigmoid(logit) + bias (descending, then the lower id); weigh by the sigmoid alone.
+ *
+ *   ids ascending; w = (s / (sum + 1e-20)) * scale, sum the rule-3 plain sum over the chosen in that order
+ *
+ * The bias never enters a weight. Comparisons are binary32 ones, so -0 equals +0. Layout: logits f32
+ * [T][n_experts], bias f32 [n_experts], y [T][2 top_k]: ids as u32, then weights f32. Unit: token.
+ * Reads logits, bias; writes y. Scratch: 2 n_experts + top_k. Fault: NONFINITE, detail = token. */
+#ifndef K3_OP_ROUTER_TOPK_H
+#define K3_OP_ROUTER_TOPK_H
+
+#include "body.h"
+
+/* Whether fewer than top_k experts come before expert e. */
+K3_FN int k3_expert_chosen(const float *choice, uint32_t n_experts, uint32_t top_k, uint32_t e) {
+    const float own = choice[e];
+    uint32_t j, before = 0;
+    for (j = 0; j < n_experts; j++)
+        before += (uint32_t)(choice[j] > own) | ((uint32_t)(choice[j] == own) & (uint32_t)(j < e));
+    return before < top_k;
+}
+
+K3_FN void k3_route_row(K3Ctx *c, const K3Inst *inst, const float *logits, float *work, uint32_t *route,
+                        uint32_t token) {
+    const uint32_t E = inst->param[K3_ROUTER_TOPK_N_EXPERTS], top_k = inst->param[K3_ROUTER_TOPK_TOP_K];
+    const float *bias = k3_in(c, inst, K3_ROUTER_TOPK_BIAS);
+    const float scale = k3_f32_param(inst, K3_ROUTER_TOPK_SCALE);
+    float *choice = work, *score = work + E, *picked = work + 2u * (uint64_t)E;
+    float *weight = (float *)(route + top_k);
+    float sum;
+    K3_FOR(e, 0, E) {
+        score[e] = k3_sigmoid(logits[e]);
+        choice[e] = score[e] + bias[e];
+        k3_check_finite(c, logits[e], token);
+        k3_check_finite(c, choice[e], token);
+    }
+    K3_SYNC(c);
+    if (K3_LANE0) {
+        uint32_t e, n = 0;
+        for (e = 0; e < E && n < top_k; e++)
+            if (k3_expert_chosen(choice, E, top_k, e)) {
+                route[n] = e;
+                picked[n] = score[e];
+                n++;
+            }
+        for (; n < top_k; n++) route[n] = 0u, picked[n] = 0.0f; /* only after a NaN, which has trapped */
+    }
+    K3_SYNC(c);
+    sum = k3_sum_f32(c, picked, top_k) + 1e-20f;
+    K3_FOR(i, 0, top_k) { weight[i] = (picked[i] / sum) * scale; }
+}
+
+K3_FN void k3_op_router_topk(K3Ctx *c, const K3Inst *inst, uint32_t u0, uint32_t u1) {
+    const uint32_t E = inst->param[K3_ROUTER_TOPK_N_EXPERTS], top_k = inst->param[K3_ROUTER_TOPK_TOP_K];
+    float *work = k3_scratch(c, 2u * (uint64_t)E + top_k);
+    uint32_t *y = (uint32_t *)k3_tensor(c, inst, K3_ROUTER_TOPK_Y);
+    uint32_t t;
+    if (!work) return;
+    for (t = u0; t < k3_min(u1, c->step->n_tokens); t++) {
+        k3_route_row(c, inst, k3_in(c, inst, K3_ROUTER_TOPK_LOGITS) + (uint64_t)t * E, work,
+                     y + 2u * (uint64_t)top_k * t, t);
+        K3_SYNC(c); /* the next token overwrites work */
+    }
+}
+
+#endif

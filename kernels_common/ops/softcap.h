@@ -1,0 +1,21 @@
+/* y = beta * tanh(x / beta), a true division.
+ *
+ * Layout: every operand [T][width] f32. Unit: column; a slice takes its columns of every token.
+ * Reads x; writes y. */
+#ifndef K3_OP_SOFTCAP_H
+#define K3_OP_SOFTCAP_H
+
+#include "body.h"
+
+K3_FN void k3_op_softcap(K3Ctx *c, const K3Inst *inst, uint32_t u0, uint32_t u1) {
+    const float *K3_RESTRICT x = k3_in(c, inst, K3_SOFTCAP_X);
+    const float beta = k3_f32_param(inst, K3_SOFTCAP_BETA);
+    float *K3_RESTRICT y = k3_out(c, inst, K3_SOFTCAP_Y);
+    uint32_t t;
+    for (t = 0; t < c->step->n_tokens; t++) {
+        const uint64_t row = (uint64_t)t * inst->width;
+        K3_FOR(j, u0 * inst->unit_cols, u1 * inst->unit_cols) { y[row + j] = k3_softcap(x[row + j], beta); }
+    }
+}
+
+#endif
