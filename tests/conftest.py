@@ -33,6 +33,11 @@ class Outcome(NamedTuple):
     err: str
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add `--update-golden`: write golden texts instead of comparing; review reads the diff."""
+    parser.addoption("--update-golden", action="store_true", help="rewrite tests/golden")
+
+
 # -- oracle checkpoints ------------------------------------------------------------------------
 
 

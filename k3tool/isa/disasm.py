@@ -1,0 +1,113 @@
+"""Instructions as a person reads them: one line each, names from the op and handle tables.
+
+A plan's packets and a stream's records print alike; a stream can also be printed queue by queue. It
+does not check anything: what is printed is what the file says.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from k3tool.compiler.plan import Phase, Tensor
+from k3tool.isa import device
+from k3tool.isa.columns import GATE, PACKET_DIGEST, PACKET_REARM, Columns, spec_of
+from k3tool.isa.stream import Stream
+from k3tool.isa.table import Param
+
+_FLAGS = {PACKET_DIGEST: "digest", PACKET_REARM: "rearm"}
+
+
+@dataclass(frozen=True, slots=True)
+class Listing:
+    """What there is to print of one phase: rows with record fields, waits and slices per row."""
+
+    rows: Columns
+    n_slices: Columns
+    waits: Sequence[Columns]
+    signals: Columns
+
+
+def of_plan(phase: Phase) -> Listing:
+    """Return the listing of a plan's phase; per-rank parameters are strides."""
+    packets = phase.packets
+    waits = [phase.waits_of(index) for index in range(len(packets))]
+    return Listing(packets, packets["n_slices"], waits, packets["counter"])
+
+
+def of_stream(stream: Stream, rank: int) -> Listing:
+    """Return the listing of one rank's instructions; per-rank parameters are the rank's."""
+    rows = device.unpack(stream.instructions[rank])
+    entries = stream.queues.entries
+    first = np.full(len(rows), -1, np.int64)
+    first[entries["inst"][::-1]] = np.arange(len(entries))[::-1]  # the first entry of each wins
+    waits = [
+        stream.queues.waits[:0] if at < 0 else _range(stream.queues.waits, entries[at], "wait")
+        for at in first
+    ]
+    n_slices = np.bincount(entries["inst"], minlength=len(rows))
+    return Listing(rows, n_slices, waits, stream.queues.signals)
+
+
+def _range(column: Columns, entry: Any, name: str) -> Columns:
+    start = int(entry[f"{name}_ofs"])
+    return column[start : start + int(entry[f"n_{name}s"])]
+
+
+def lines(listing: Listing, tensors: Sequence[Tensor], first: int, last: int) -> Iterator[str]:
+    """Yield one line per instruction of first .. last (half-open)."""
+    for index in range(first, last):
+        slices = f" slices={listing.n_slices[index]}"
+        yield _head(listing, tensors, index) + slices + _tail(listing, index)
+
+
+def queue_lines(
+    stream: Stream, listing: Listing, tensors: Sequence[Tensor], workgroup: int, rows: range
+) -> Iterator[str]:
+    """Yield one line per entry of a workgroup's queue whose instruction is in `rows`."""
+    start, stop = stream.queues.queue_ofs[workgroup : workgroup + 2].tolist()
+    for entry in stream.queues.entries[start:stop]:
+        index = int(entry["inst"])
+        if index in rows:
+            part = f" slice={entry['slice']} part={entry['unit0']}:{entry['unit1']}"
+            yield f"{_head(listing, tensors, index)}{part}{_tail(listing, index)}"
+
+
+def _head(listing: Listing, tensors: Sequence[Tensor], index: int) -> str:
+    row = listing.rows[index]
+    spec = spec_of(int(row["op"]))
+    assert spec is not None, row["op"]  # readers refuse unknown opcodes
+    words = [f"{index:04d} {spec.name}"]
+    for operand, handle in zip(spec.operands, row["handles"], strict=False):
+        name = tensors[handle].name if handle < len(tensors) else "?"
+        words.append(f"{operand.name}=%{handle}({name})")
+    for param, word in zip(spec.params, row["params"], strict=False):
+        words.append(f"{param.name}={param_text(param, int(word))}")
+    words.append(f"units={row['n_units']}")
+    if row["unit_cols"]:
+        words.append(f"cols={row['unit_cols']}")
+    words.append(f"width={row['width']}")
+    return " ".join(words)
+
+
+def _tail(listing: Listing, index: int) -> str:
+    waits = ", ".join(
+        f"{counter_text(int(counter))}>={threshold}"
+        for counter, threshold in listing.waits[index].tolist()
+    )
+    flags = [name for bit, name in _FLAGS.items() if int(listing.rows["flags"][index]) & bit]
+    shown = f" flags={'+'.join(flags)}" if flags else ""
+    return f" wait=[{waits}] signal={counter_text(int(listing.signals[index]))}{shown}"
+
+
+def counter_text(counter: int) -> str:
+    """Return p3 for packet 3's counter, g0 for gate 0."""
+    return f"g{counter & ~GATE}" if counter & GATE else f"p{counter}"
+
+
+def param_text(param: Param, word: int) -> str:
+    """Return a parameter word as its kind says: the shortest decimal that gives an f32 back."""
+    if param.kind == "f32":
+        return str(np.uint32(word).view(np.float32))
+    return str(word)

@@ -1,0 +1,69 @@
+"""The manual of the instruction set, rendered from the op table: Markdown and plain data."""
+
+from collections.abc import Iterator
+from typing import Any
+
+from k3tool.isa import table
+from k3tool.isa.table import OpSpec
+
+
+def as_data() -> dict[str, Any]:
+    """Return the whole table as plain values, in number order."""
+    return {
+        "isa_version": table.ISA_VERSION,
+        "isa_hash": table.isa_hash(),
+        "record_words": table.RECORD_WORDS,
+        "ops": [_op_data(spec) for _, spec in sorted(table.SPECS.items())],
+        "reserved": {str(number): name for number, name in sorted(table.RESERVED.items())},
+    }
+
+
+def _op_data(spec: OpSpec) -> dict[str, Any]:
+    return {
+        "name": spec.name,
+        "opcode": int(spec.op),
+        "operands": [
+            {"slot": slot, "name": operand.name, "role": operand.role}
+            for slot, operand in enumerate(spec.operands)
+        ],
+        "params": [
+            {"word": spec.word(p.name), "name": p.name, "kind": p.kind, "unit": p.unit}
+            for p in spec.params
+        ],
+        "unit": spec.unit,
+        "grain": spec.grain,
+        "placement": spec.placement,
+        "phases": list(spec.phases),
+        "targets": list(spec.targets),
+        "doc": spec.doc,
+    }
+
+
+def as_markdown() -> Iterator[str]:
+    """Yield the lines of one table, a row per op."""
+    yield f"ISA version {table.ISA_VERSION}, hash `{table.isa_hash()[:16]}`: "
+    yield (
+        f"{table.RECORD_WORDS} words of 32 bits; word 0 opcode and flags, words "
+        f"{table.WORD_HANDLES} to {table.WORD_UNITS - 1} handles, {table.WORD_UNITS} units, "
+        f"{table.WORD_WIDTH} width, {table.WORD_UNIT_COLS} columns a unit, from "
+        f"{table.WORD_PARAMS} on parameters."
+    )
+    yield ""
+    yield "| opcode | op | operands | parameters | unit | placement | result |"
+    yield "|---|---|---|---|---|---|---|"
+    for _, spec in sorted(table.SPECS.items()):
+        yield _row(spec)
+    yield ""
+    names = ", ".join(f"{number} {name}" for number, name in sorted(table.RESERVED.items()))
+    yield f"Reserved, and refused until they mean something: {names}."
+
+
+def _row(spec: OpSpec) -> str:
+    operands = ", ".join(
+        o.name if o.role == "in" else f"{o.name} ({o.role})" for o in spec.operands
+    )
+    params = ", ".join(f"{p.name} ({p.kind}, {p.unit})" for p in spec.params)
+    unit = spec.unit if spec.grain == 1 else f"{spec.unit}, {spec.grain} a tile"
+    doc = spec.doc.replace("|", "\\|")
+    cells = (str(int(spec.op)), f"`{spec.name}`", operands, params, unit, spec.placement, doc)
+    return f"| {' | '.join(cells)} |"

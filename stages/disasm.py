@@ -1,0 +1,137 @@
+"""`k3tool disasm`: a stream or a plan, one instruction a line."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import click
+
+from k3tool.artifact import open_artifact
+from k3tool.compiler.plan import Plan, load_plan
+from k3tool.errors import ArtifactError, UsageError
+from k3tool.isa import disasm
+from k3tool.isa.stream import Isa, Stream, load_isa
+from stages import options as common
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What to print: `phase` None is every phase, `rows` None every instruction."""
+
+    file: Path
+    phase: str | None = None
+    rank: int = 0
+    rows: tuple[int | None, int | None] | None = None
+    workgroup: int | None = None
+
+
+def run(options: Options) -> Iterator[str]:
+    """Yield lines.
+
+    Raises: ArtifactError for a damaged file or another kind; UsageError for a bad choice.
+    """
+    with open_artifact(options.file) as file:
+        kind = file.kind
+    if kind == "plan":
+        if options.workgroup is not None or options.rank:
+            need = "an isa.h5: a plan has neither ranks nor queues"
+            raise UsageError("--rank, --workgroup", got="a plan", need=need)
+        yield from _plan_lines(load_plan(options.file), options)
+    elif kind == "isa":
+        yield from _isa_lines(load_isa(options.file), options)
+    else:
+        raise ArtifactError(str(options.file), got=f"kind {kind}", need="kind isa or plan")
+
+
+def _phases(names: list[str], options: Options) -> list[str]:
+    if options.phase is None:
+        return names
+    if options.phase not in names:
+        raise UsageError("--phase", got=options.phase, need=" or ".join(names))
+    return [options.phase]
+
+
+def _rows(options: Options, n_rows: int) -> range:
+    first, last, step = slice(*(options.rows or (None, None))).indices(n_rows)
+    if first >= last and n_rows:
+        raise UsageError("--range", got="no instruction", need=f"a part of 0:{n_rows}")
+    return range(first, last, step)
+
+
+def _plan_lines(plan: Plan, options: Options) -> Iterator[str]:
+    for name in _phases(list(plan.phases), options):
+        phase = plan.phases[name]
+        rows = _rows(options, len(phase.packets))
+        yield f"; {name}: {len(phase.packets)} packets, {phase.max_tokens} tokens, TP {plan.tp}"
+        yield from disasm.lines(disasm.of_plan(phase), plan.tensors, rows.start, rows.stop)
+
+
+def _isa_lines(isa: Isa, options: Options) -> Iterator[str]:
+    if options.rank >= isa.tp:
+        raise UsageError("--rank", got=options.rank, need=f"below {isa.tp}")
+    for name in _phases(list(isa.streams), options):
+        stream = isa.streams[name]
+        listing = disasm.of_stream(stream, options.rank)
+        rows = _rows(options, len(listing.rows))
+        yield _isa_head(stream, isa, options)
+        if options.workgroup is None:
+            yield from disasm.lines(listing, isa.tensors, rows.start, rows.stop)
+        elif options.workgroup < stream.n_workgroups:
+            group = options.workgroup
+            yield from disasm.queue_lines(stream, listing, isa.tensors, group, rows)
+        else:
+            need = f"below {stream.n_workgroups}"
+            raise UsageError("--workgroup", got=options.workgroup, need=need)
+
+
+def _isa_head(stream: Stream, isa: Isa, options: Options) -> str:
+    queue = "" if options.workgroup is None else f", workgroup {options.workgroup}"
+    return (
+        f"; {stream.name}: {len(stream.queues.signals)} instructions, {stream.max_tokens} tokens, "
+        f"rank {options.rank} of {isa.tp}{queue}, {isa.target}"
+    )
+
+
+def _parse_range(
+    ctx: click.Context, param: click.Parameter, value: str | None
+) -> tuple[int | None, int | None] | None:
+    """Parse ``a:b``, ``a:``, ``:b`` or one index."""
+    if value is None:
+        return None
+    first, colon, last = value.partition(":")
+    try:
+        if not colon:
+            return int(first), int(first) + 1
+        bounds = (int(first) if first else None, int(last) if last else None)
+    except ValueError:
+        raise click.BadParameter(f"{value!r} is not a:b") from None
+    if any(bound is not None and bound < 0 for bound in bounds):
+        raise click.BadParameter("bounds count from 0")
+    return bounds
+
+
+@click.command("disasm")
+@click.argument("file", type=common.PATH)
+@click.option("--phase", type=click.Choice(["decode", "prefill"]), help="Only this phase.")
+@click.option("--rank", type=click.IntRange(min=0), default=0, show_default=True, help="Whose.")
+@click.option("--range", "rows", callback=_parse_range, metavar="A:B", help="Instructions A to B.")
+@click.option("--workgroup", type=click.IntRange(min=0), help="The queue of one workgroup.")
+def command(
+    file: Path,
+    phase: str | None,
+    rank: int,
+    rows: tuple[int | None, int | None] | None,
+    workgroup: int | None,
+) -> None:
+    """Print a stream (isa.h5) or a plan as a person reads it, one instruction a line.
+
+    `x=%12(l0.h)` is operand x, handle 12, its name. `wait=[p3>=8, g0>=16]`: eight slices of
+    packet 3 and 16 arrivals at gate 0, of all ranks, before any slice starts.
+
+    \b
+    Example:
+      k3tool disasm isa.h5 --phase decode --range 0:20
+      k3tool disasm isa.h5 --rank 3 --workgroup 0
+    """
+    for line in run(Options(file, phase, rank, rows, workgroup)):
+        click.echo(line)
