@@ -12,7 +12,7 @@ from k3tool.errors import UsageError
 class Target:
     """One target: its name on the command line, and the workgroups a stream is laid out for.
 
-    `workgroups` is a default. On the CPU they are virtual: any number runs on any number of threads.
+    `workgroups` is a default. On the CPU they are virtual: any number runs on any thread count.
     """
 
     name: str

@@ -55,7 +55,7 @@ def source_files(root: Path = ROOT) -> list[Path]:
 
 
 def source_hash(root: Path = ROOT) -> str:
-    """Return the SHA-256 of the sources and of how they are compiled; compiled in, checked at load."""
+    """Return the SHA-256 of the sources and of how they are compiled; checked at load."""
     digest = hashlib.sha256(repr((_COMMON, _UNITS)).encode())
     for path in source_files(root):
         data = path.read_bytes()
@@ -74,8 +74,8 @@ def build(
 ) -> Path:
     """Compile the interpreter to `output` (default: executable_path) and return its path.
 
-    `defines` makes a variant for a negative control; its source hash is changed with it, so a loader
-    never takes it for the real one.
+    `defines` makes a variant for a negative control; its source hash is changed with it, so that a
+    loader never takes it for the real one.
     Raises: TargetError if there is no C compiler or it refuses a source.
     """
     compiler = _compiler()
@@ -99,8 +99,8 @@ def build(
 
 
 def _compiler() -> str:
-    for name in ("gcc", "cc"):
-        found = shutil.which(name)
+    for name in (os.environ.get("CC"), "gcc", "cc"):
+        found = shutil.which(name) if name else None
         if found:
             return found
     raise TargetError(

@@ -4,6 +4,7 @@ An image joins a program, one run's request and the places of the rank's weights
 paths and lives only as long as the run. It reads no weight and decides nothing about the stream.
 """
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -11,13 +12,14 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from k3tool.compiler.plan import Tensor
 from k3tool.errors import ArtifactError
 from k3tool.isa.stream import Isa, Stream
 from k3tool.isa.table import ALL_PHASES, PAGE_TOKENS, SPECS, OpSpec, isa_hash
 from k3tool.runtime.weights import ExpertBytes, RankWeights, TensorBytes
 
 MAGIC, VERSION = b"K3IMAGE\0", 1
-N_OPCODES, NO_SLOT, ALIGN, PEER_ALIGN = 256, 0xFF, 64, 4096
+N_OPCODES, NO_SLOT, ALIGN = 256, 0xFF, 64
 SECTIONS = (
     "phase", "inst", "entry", "queue", "wait", "signal", "expect", "op", "tensor", "expert", "file",
     "text", "prompt", "stop",
@@ -146,28 +148,41 @@ class _Places:
 
 
 def _place(isa: Isa) -> _Places:
-    """Lay out private memory, and give each phase its own peer memory.
+    """Lay out private memory; arena and peer offsets are the plan's.
 
-    Phases may not share peer bytes: a fast rank's first collective of the next step would overwrite
-    candidates of this step's argmax fold that a slow rank has not read.
+    Raises: ArtifactError if phases share peer bytes: a fast rank's first collective of the next
+    step would overwrite candidates of this step's argmax fold that a slow rank has not read.
     """
-    peer_base, peer_bytes = {}, 0
-    for name, stream in isa.streams.items():
-        peer_base[name] = peer_bytes
-        peer_bytes += _up(stream.peer_bytes, PEER_ALIGN)
+    _check_peers_apart(isa)
     offsets, private = [], 0
     for tensor in isa.tensors:
-        if tensor.role == "arena":
+        if tensor.role in ("arena", "peer"):
             offsets.append(tensor.offset)
-        elif tensor.role == "peer":
-            offsets.append(tensor.offset + peer_base[tensor.phase])
         elif tensor.role in ("state", "output", "logits"):
             offsets.append(private)
             private += _up(tensor.n_bytes, ALIGN)
         else:
             offsets.append(0)
     arena = max(stream.arena_bytes for stream in isa.streams.values())
-    return _Places(tuple(offsets), _up(arena, ALIGN), private, peer_bytes)
+    peer = max(stream.peer_bytes for stream in isa.streams.values())
+    return _Places(tuple(offsets), _up(arena, ALIGN), private, _up(peer, ALIGN))
+
+
+def _check_peers_apart(isa: Isa) -> None:
+    spans = {
+        phase: [(t.offset, t.offset + t.n_bytes) for t in isa.tensors if _is_peer(t, phase)]
+        for phase in isa.streams
+    }
+    ends = {phase: (min(s)[0], max(e for _, e in s)) for phase, s in spans.items() if s}
+    for (first, a), (second, b) in itertools.combinations(sorted(ends.items()), 2):
+        if a[0] < b[1] and b[0] < a[1]:
+            raise ArtifactError(
+                f"isa: peer buffers of {first} and {second}", got=f"{a} and {b}", need="apart"
+            )
+
+
+def _is_peer(tensor: Tensor, phase: str) -> bool:
+    return tensor.role == "peer" and tensor.phase == phase
 
 
 def _up(n_bytes: int, align: int) -> int:
@@ -214,7 +229,8 @@ def _tensor_rows(
         elif tensor.role == "experts":
             found = weights.experts(tensor)
             row["expert0"], row["n_experts"] = len(experts), len(found)
-            row["packed_bytes"], row["scale_bytes"] = found[0].packed.n_bytes, found[0].scale.n_bytes
+            row["packed_bytes"] = found[0].packed.n_bytes
+            row["scale_bytes"] = found[0].scale.n_bytes
             experts += found
     table = np.zeros(len(experts), EXPERT_DTYPE)
     for index, (packed, scale) in enumerate(experts):

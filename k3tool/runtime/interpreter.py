@@ -76,7 +76,8 @@ def _ask(path: Path, question: str) -> str:
     try:
         done = subprocess.run([str(path), question], capture_output=True, text=True, check=True)
     except (OSError, subprocess.CalledProcessError) as error:
-        raise TargetError(str(path), got=f"no answer ({error})", need="k3-cpu", hint=_REBUILD) from None
+        got = f"no answer ({error})"
+        raise TargetError(str(path), got=got, need="k3-cpu", hint=_REBUILD) from None
     return done.stdout
 
 

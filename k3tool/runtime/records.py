@@ -53,41 +53,37 @@ class Fault(NamedTuple):
         waits_for_others = self.code == DEADLINE and bool(self.counter & GATE)
         return _LATE.get(self.code, 0), waits_for_others, self.rank
 
-    def error(self) -> K3Error:
-        """Return the error that a user sees."""
+    def error(self, result: str = "") -> K3Error:
+        """Return the error that a user sees; `result` names the tensor the instruction writes."""
         got, need, kind = self._words()
-        return kind(f"rank {self.rank}: {self._where()}", got=got, need=need)
+        return kind(f"rank {self.rank}: {self._where(result)}", got=got, need=need)
 
-    def _where(self) -> str:
+    def _where(self, result: str) -> str:
         at = f"step {self.step}, position {self.position}, {ALL_PHASES[self.phase]}"
         if self.inst == NO_INDEX:
             return at
-        place = f"instruction {self.inst} {op_name(self.opcode)}"
-        return f"{at}: {place}: workgroup {self.workgroup}, worker {self.worker}"
+        op = f"{op_name(self.opcode)} {result}".strip()
+        place = f"workgroup {self.workgroup}, worker {self.worker}"
+        return f"{at}: instruction {self.inst} {op}: {place}"
 
     def _words(self) -> tuple[str, str, type[K3Error]]:
         """Return got, need and class."""
-        counter = f"gate {self.counter & ~GATE}" if self.counter & GATE else f"counter {self.counter}"
-        match self.code:
-            case 1:
-                return f"opcode {self.opcode}, no handler", "an op this interpreter has", TargetError
-            case 2:
-                return f"a NaN or infinity (row {self.detail})", "finite numbers", UnsoundError
-            case 3:
-                waiting = f"{counter} at {self.got} past the deadline"
-                return waiting, f"{self.expected} arrivals", UnsoundError
-            case 4:
-                return f"more scratch used ({self.detail})", "what the program declares", UnsoundError
-            case 5:
-                return f"{self.detail} out of range", "a token, position or expert id", UnsoundError
-            case 6:
-                return f"{counter} ended at {self.got}", f"{self.expected} arrivals", UnsoundError
-            case 7:
-                return "another rank stopped", "all ranks", UnsoundError
-            case 32:
-                return f"a scale of 253 or more in expert {self.detail}", "at most 252", UnsoundError
-            case _:
-                return f"fault {self.code}", "a known fault", UnsoundError
+        is_gate = bool(self.counter & GATE)
+        counter = f"gate {self.counter & ~GATE}" if is_gate else f"counter {self.counter}"
+        arrivals, kind = f"{self.expected} arrivals", UnsoundError
+        if self.code == OPCODE:
+            return f"opcode {self.opcode}, no handler", "an op this interpreter has", TargetError
+        words = {
+            NONFINITE: (f"a NaN or infinity (row {self.detail})", "finite numbers"),
+            DEADLINE: (f"{counter} at {self.got} when the deadline passed", arrivals),
+            SCRATCH: (f"more scratch used ({self.detail})", "what the program declares"),
+            RANGE: (f"{self.detail}", "an id, position or expert in range"),
+            AUDIT: (f"{counter} ended at {self.got}", arrivals),
+            PEER: ("another rank stopped", "all ranks"),
+            SCALE: (f"a scale byte above 252 in expert {self.detail}", "at most 252"),
+        }
+        got, need = words.get(self.code, (f"fault {self.code}", "a known fault"))
+        return got, need, kind
 
 
 def op_name(opcode: int) -> str:

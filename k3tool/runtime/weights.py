@@ -49,7 +49,7 @@ class RankWeights:
                 got=f"{found.n_bytes} bytes",
                 need=f"{tensor.n_bytes} by the plan",
             )
-        # The released A_log is padded behind the live heads; they come first, so a prefix is mapped.
+        # The released A_log is padded behind the live heads, which come first: map a prefix.
         return found._replace(n_bytes=tensor.n_bytes)
 
     def experts(self, tensor: Tensor) -> list[ExpertBytes]:

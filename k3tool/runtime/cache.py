@@ -1,0 +1,222 @@
+"""Build what a run is missing (shards, plan, streams) into a cache, and find it again.
+
+A cache entry is named by the identities of everything that changes it: the checkpoint, the options,
+the op table and the compiler's own sources. An entry that does not open is built again; artifacts
+that a user names are refused instead.
+"""
+
+import contextlib
+import fcntl
+import hashlib
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from k3tool.artifact import InputRef, canonical_json
+from k3tool.checkpoint.reader import Checkpoint
+from k3tool.checkpoint.shard_writer import shard_checkpoint
+from k3tool.checkpoint.shards import SHARDS_NAME, SHARDS_SCHEMA, Shards
+from k3tool.compiler.compile import compile_plan
+from k3tool.compiler.plan import load_plan, save_plan
+from k3tool.errors import ArtifactError, K3Error, TargetError, UsageError
+from k3tool.isa.emit import emit
+from k3tool.isa.stream import Isa, load_isa, save_isa
+from k3tool.isa.table import isa_hash
+from k3tool.model.config import K3Config
+from k3tool.runtime.build import ROOT
+from k3tool.runtime.options import BATCH, DEFAULT_CHUNK, RunOptions, context_of
+from k3tool.runtime.weights import RankWeights
+from k3tool.targets import get_target
+
+TARGET = "cpu"
+Say = Callable[[str], None]
+_COMPILER_FOLDERS = ("compiler", "isa", "model")
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """A checkpoint or shards folder that has been opened but not hashed."""
+
+    path: Path
+    config: K3Config
+    tp: int
+    checkpoint: Checkpoint | None
+    shards: Shards | None
+
+    @property
+    def identity(self) -> str:
+        """Return the checkpoint's identity, wherever it comes from."""
+        if self.shards is not None:
+            return self.shards.identity
+        assert self.checkpoint is not None
+        return self.checkpoint.identity
+
+    def as_input(self) -> InputRef:
+        """Return the source as an input of a plan."""
+        if self.shards is not None:
+            return self.shards.as_input("shards")
+        return InputRef("checkpoint", "checkpoint", self.path.name, self.identity)
+
+
+def open_source(options: RunOptions) -> Source:
+    """Open what the user named and settle the TP degree.
+
+    Raises: ArtifactError when it is neither; UsageError for an illegal degree, before any weight is
+    read.
+    """
+    path = options.source
+    if (path / SHARDS_NAME).exists():
+        shards = Shards.open(path, options.eps)
+        if options.tp not in (None, shards.tp):
+            raise UsageError("--tp", got=options.tp, need=f"{shards.tp}, the shards' degree")
+        return Source(path, shards.config, shards.tp, None, shards)
+    checkpoint = Checkpoint.open(path, options.eps)
+    if checkpoint.tp is not None:
+        raise ArtifactError(
+            str(path), got="one rank of shards", need="a checkpoint or a whole shards folder",
+            hint=f"k3tool run {path.parent}",
+        )  # fmt: skip
+    tp = options.tp or 1
+    checkpoint.config.check_tp(tp)
+    return Source(path, checkpoint.config, tp, checkpoint, None)
+
+
+def cache_folder(options: RunOptions) -> Path:
+    """Return the cache folder, created."""
+    base = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
+    folder = options.cache or Path(base) / "k3tool"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise K3Error(str(folder), got=error.strerror, need="a writable folder") from None
+    return folder
+
+
+@contextlib.contextmanager
+def _locked(folder: Path, key: str) -> Iterator[None]:
+    """Hold the lock of one entry, so that two runs do not build it at once."""
+    with (folder / f".{key}.lock").open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+# -- weights -----------------------------------------------------------------------------------
+
+
+def rank_weights(source: Source, options: RunOptions, say: Say) -> list[RankWeights]:
+    """Return every rank's weights: a checkpoint in place at TP 1, else shards, made if missing."""
+    if source.checkpoint is not None and source.tp == 1:
+        return [RankWeights(source.checkpoint, 1)]
+    shards = source.shards or _cached_shards(source, cache_folder(options), say)
+    return [RankWeights(shards.rank(rank), shards.tp) for rank in range(shards.tp)]
+
+
+def _cached_shards(source: Source, folder: Path, say: Say) -> Shards:
+    key = f"shards-{source.identity[:24]}-tp{source.tp}-schema{SHARDS_SCHEMA}"
+    path = folder / key
+    with _locked(folder, key):
+        if path.exists():
+            try:
+                shards = Shards.open(path)
+                for rank in range(shards.tp):
+                    shards.rank(rank).close()
+            except ArtifactError as error:
+                say(f"cached shards are built again: {error}")
+            else:
+                if shards.identity == source.identity:
+                    say(f"shards from the cache: {path}")
+                    return shards
+        say(f"sharding to {source.tp} ranks: {path}")
+        shard_checkpoint(source.path, source.tp, path, force=True)
+        return Shards.open(path)
+
+
+# -- program -----------------------------------------------------------------------------------
+
+
+def program(source: Source, options: RunOptions, say: Say) -> Isa:
+    """Return the streams to run: the user's own, checked, or from the cache, or newly compiled.
+
+    Raises: ArtifactError for an artifact of another model or build; TargetError for another target.
+    """
+    if options.isa is not None:
+        isa = load_isa(options.isa)
+        _check_foreign(isa, source, options, str(options.isa))
+        return isa
+    if options.plan is not None:
+        plan = load_plan(options.plan)
+        isa = emit(plan, str(plan.params["target"]), options.plan.name)
+        _check_foreign(isa, source, options, str(options.plan))
+        return isa
+    return _cached_program(source, options, say)
+
+
+def _cached_program(source: Source, options: RunOptions, say: Say) -> Isa:
+    folder = cache_folder(options)
+    target = get_target(TARGET)
+    settings = {
+        "tp": source.tp,
+        "target": target.name,
+        "workgroups": options.workgroups or target.workgroups,
+        "chunk": options.chunk or DEFAULT_CHUNK,
+        "batch": BATCH,
+        "ctx": context_of(options, source.config),
+        "without": sorted(options.without),
+    }
+    eps = dict(sorted(source.config.eps.items()))
+    reference = source.as_input()
+    identity = canonical_json([settings, eps, reference, isa_hash(), _compiler_hash()])
+    key = "program-" + hashlib.sha256(identity.encode()).hexdigest()[:24]
+    path, plan_path = folder / f"{key}.isa.h5", folder / f"{key}.plan.h5"
+    with _locked(folder, key):
+        if path.exists():
+            try:
+                isa = load_isa(path)
+            except ArtifactError as error:
+                say(f"a cached program is built again: {error}")
+            else:
+                say(f"program from the cache: {path}")
+                return isa
+        say(f"compiling: {path}")
+        compiled = compile_plan(source.config, inputs=[reference], **settings)  # type: ignore[arg-type]
+        plan = save_plan(compiled, plan_path)
+        save_isa(emit(plan, target.name, plan_path.name), path)
+        return load_isa(path)
+
+
+def _compiler_hash() -> str:
+    """Return a hash of the sources that turn a config into streams: they are an input as well."""
+    digest = hashlib.sha256()
+    for folder in _COMPILER_FOLDERS:
+        for path in sorted((ROOT / "k3tool" / folder).glob("*.py")):
+            digest.update(path.name.encode() + path.read_bytes())
+    return digest.hexdigest()
+
+
+def _check_foreign(isa: Isa, source: Source, options: RunOptions, name: str) -> None:
+    """Refuse streams that were not made for these weights and options."""
+    if isa.target != TARGET:
+        raise TargetError(f"{name}: target", got=isa.target, need=TARGET)
+    if isa.tp != source.tp:
+        hint = f"compile a plan with --tp {source.tp}"
+        raise ArtifactError(f"{name}: tp", got=isa.tp, need=source.tp, hint=hint)
+    known = {
+        "checkpoint": source.identity,
+        "config": hashlib.sha256((source.path / "config.json").read_bytes()).hexdigest(),
+        "shards": source.shards.digest if source.shards is not None else "",
+    }
+    refs = [ref for ref in isa.inputs if ref.kind in known]
+    if not refs:
+        raise ArtifactError(f"{name}: inputs", got="no model", need=f"made from {source.path}")
+    for ref in refs:
+        need = known[ref.kind]
+        if ref.content_sha256 != need:
+            raise ArtifactError(
+                f"{name}: {ref.kind} {ref.name}", got=f"{ref.content_sha256[:16]}..",
+                need=f"{need[:16]}.. of {source.path}" if need else f"made from {source.path}",
+                hint="compile the plan again from what you run",
+            )  # fmt: skip
+    for option, value in (("workgroups", options.workgroups), ("ctx", options.ctx)):
+        if value is not None and value > int(isa.params[option]):
+            raise ArtifactError(f"{name}: {option}", got=isa.params[option], need=value)

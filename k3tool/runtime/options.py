@@ -1,0 +1,100 @@
+"""What a run is asked for, and every refusal that needs no weight: ids, lengths, prefill."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from k3tool.errors import UsageError
+from k3tool.model.config import K3Config
+
+DEFAULT_CHUNK, DEFAULT_CONTEXT, BATCH = 64, 4096, 1
+
+
+@dataclass(frozen=True, slots=True)
+class RunOptions:
+    """One run. `source` is a checkpoint or a shards folder; None means: chosen from the rest.
+
+    `threads` is per rank. `prefill` names the program that reads the prompt: `decode` reads it one
+    token at a time. `without` and `eps` change the plan. `interpreter` runs another build of `k3-cpu`.
+    """
+
+    source: Path
+    ids: tuple[int, ...]
+    gen: int
+    tp: int | None = None
+    threads: int | None = None
+    chunk: int | None = None
+    ctx: int | None = None
+    workgroups: int | None = None
+    leaves: str = "auto"
+    cache: Path | None = None
+    ignore_eos: bool = False
+    logits: bool = False
+    output: Path | None = None
+    isa: Path | None = None
+    plan: Path | None = None
+    deadline_seconds: float = 60.0
+    prefill: str = "prefill"
+    without: tuple[str, ...] = ()
+    eps: Mapping[str, float] = field(default_factory=dict)
+    interpreter: Path | None = None
+
+
+def parse_ids(text: str) -> tuple[int, ...]:
+    """Return token ids of `1,2,3`. Raises: UsageError quoting the part that is no id."""
+    ids = []
+    for part in text.split(","):
+        word = part.strip()
+        # Not int(): it takes "-1", "+1", "1_000" and digits of other scripts.
+        if not (word.isascii() and word.isdigit()):
+            raise UsageError("--ids", got=repr(part), need="token ids such as 1,2,3")
+        ids.append(int(word))
+    return tuple(ids)
+
+
+def check_request(options: RunOptions, config: K3Config) -> None:
+    """Refuse what does not fit the model. Raises: UsageError naming the option."""
+    if not options.ids:
+        raise UsageError("--ids", got="none", need="at least one token id")
+    for index, token in enumerate(options.ids):
+        if not 0 <= token < config.vocab_size:
+            raise UsageError(
+                f"--ids: id {index}", got=token, need=f"0 to {config.vocab_size - 1} (vocab_size)"
+            )
+    for name in ("gen", "threads", "chunk", "ctx", "workgroups"):
+        value = getattr(options, name)
+        if value is not None and value < 1:
+            raise UsageError(f"--{name}", got=value, need="at least 1")
+    if options.prefill not in ("prefill", "decode"):
+        raise UsageError("--prefill", got=options.prefill, need="prefill or decode")
+    if options.isa is not None and options.plan is not None:
+        raise UsageError("--plan", got="also --isa", need="one of the two")
+    if not options.deadline_seconds > 0:
+        raise UsageError("--deadline", got=options.deadline_seconds, need="seconds above 0")
+    check_length(options, context_of(options, config))
+
+
+def check_length(options: RunOptions, context: int) -> None:
+    """Refuse a prompt and tokens that do not fit `context` positions. Raises: UsageError."""
+    need = len(options.ids) + options.gen
+    if need > context:
+        raise UsageError(
+            "prompt and tokens", got=f"{len(options.ids)} + {options.gen} = {need} positions",
+            need=f"at most {context}", hint="raise --ctx, or generate fewer",
+        )  # fmt: skip
+
+
+def context_of(options: RunOptions, config: K3Config) -> int:
+    """Return the positions to compile for: the default, or what a longer run needs."""
+    limit = config.max_position_embeddings
+    if options.ctx is not None:
+        if options.ctx > limit:
+            raise UsageError(
+                "--ctx", got=options.ctx, need=f"at most max_position_embeddings = {limit}"
+            )
+        return options.ctx
+    need = len(options.ids) + options.gen
+    context = DEFAULT_CONTEXT
+    while context < need:
+        context *= 2
+    return min(context, limit)

@@ -1,0 +1,284 @@
+"""One run from options to tokens: settle the request, find the program, start ranks, gather.
+
+The library entry is `run_model`; the stage prints its events. It writes only what was asked for,
+whole or not at all.
+"""
+
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from k3tool.artifact import InputRef, canonical_json
+from k3tool.errors import ArtifactError, UsageError
+from k3tool.isa.columns import spec_of
+from k3tool.isa.stream import Isa
+from k3tool.model.config import K3Config
+from k3tool.runtime import records
+from k3tool.runtime.cache import Source, open_source, program, rank_weights
+from k3tool.runtime.image import Request, build_image
+from k3tool.runtime.interpreter import check_leaves, load
+from k3tool.runtime.options import RunOptions, check_length, check_request
+from k3tool.runtime.ranks import FaultError, Launch, RankGroup
+from k3tool.runtime.stop_ids import stop_ids
+from k3tool.runtime.tokens import TOKEN_DTYPE, write_tokens
+from k3tool.runtime.weights import RankWeights
+
+Array = npt.NDArray[Any]
+Event = dict[str, Any]
+OnEvent = Callable[[Event], None]
+Say = Callable[[str], None]
+_MASK = (1 << 64) - 1
+
+
+@dataclass(frozen=True, slots=True)
+class RunResult:
+    """What a run gave. Rates are tokens per second by the slowest rank, None where nothing ran.
+
+    `records` holds each rank's (N,) TOKEN_DTYPE rows; `prefill` (T, V) and `steps` (N, V) are
+    float32 logits where they were asked for, steps[0] = prefill[-1].
+    """
+
+    tokens: tuple[int, ...]
+    reason: str
+    prefill_tokens_per_second: float | None
+    decode_tokens_per_second: float | None
+    peak_memory_bytes: int
+    leaves: str
+    tp: int
+    records: tuple[Array, ...]
+    prefill: Array | None = None
+    steps: Array | None = None
+    tokens_digest: str | None = None
+
+
+@dataclass(slots=True)
+class _Tally:
+    """What has been heard so far."""
+
+    rows: list[Array] = field(default_factory=list)
+    prefill_ns: int = 0
+    decode_ns: int = 0
+
+
+def run_model(
+    options: RunOptions, on_event: OnEvent | None = None, say: Say | None = None
+) -> RunResult:
+    """Run a model and return its tokens; `on_event` gets `start`, `token` and `end` as they come.
+
+    `say` gets progress in words. Raises: UsageError before any weight is read; ArtifactError for
+    inputs; UnsoundError when ranks trap, die or differ; TargetError when this machine cannot.
+    """
+    quiet: Say = say or (lambda text: None)
+    source = open_source(options)
+    check_request(options, source.config)
+    interpreter = load(options.interpreter, any_source=options.interpreter is not None)
+    check_leaves(interpreter, options.leaves)
+    isa = program(source, options, quiet)
+    request = _request(options, isa, source)
+    weights = rank_weights(source, options, quiet)
+    try:
+        images = [
+            build_image(isa, rank, folder, request, source.config.vocab_size)
+            for rank, folder in enumerate(weights)
+        ]
+    finally:
+        _close(weights)
+    launch = Launch(
+        interpreter.path, images, _threads(options, source.tp), options.leaves,
+        options.deadline_seconds, _logits_shape(options, source.config),
+    )  # fmt: skip
+    return _run_ranks(options, isa, source, launch, on_event or (lambda event: None))
+
+
+def _close(weights: Sequence[RankWeights]) -> None:
+    for rank in weights:
+        rank.folder.close()
+
+
+def _threads(options: RunOptions, tp: int) -> int:
+    """Return threads per rank: by default the allowed cores shared out, at least one each."""
+    return options.threads or max(1, len(os.sched_getaffinity(0)) // tp)
+
+
+def _request(options: RunOptions, isa: Isa, source: Source) -> Request:
+    """Fit the request to the program. Raises: UsageError where it does not."""
+    check_length(options, int(isa.params["ctx"]))
+    stream = isa.streams.get(options.prefill)
+    if stream is None or "decode" not in isa.streams:
+        raise ArtifactError("isa: phases", got=sorted(isa.streams), need="decode and prefill")
+    most = 1 if options.prefill == "decode" else stream.max_tokens
+    chunk = most if options.chunk is None or options.prefill == "decode" else options.chunk
+    if chunk > most:
+        raise UsageError("--chunk", got=chunk, need=f"at most {most}, the program's")
+    ends = () if options.ignore_eos else stop_ids(source.path, source.config)
+    return Request(options.ids, options.gen, ends, chunk, options.logits, options.prefill)
+
+
+def _logits_shape(options: RunOptions, config: K3Config) -> tuple[int, int] | None:
+    if not options.logits:
+        return None
+    return len(options.ids) + options.gen - 1, config.vocab_size
+
+
+# -- the ranks' life ---------------------------------------------------------------------------
+
+
+def _run_ranks(
+    options: RunOptions, isa: Isa, source: Source, launch: Launch, on_event: OnEvent
+) -> RunResult:
+    tally = _Tally()
+    with RankGroup(launch) as group:
+        try:
+            group.wait_ready()
+            on_event(_start_event(options, isa, source, launch, group.leaves))
+            for rows in group.steps():
+                _hear(tally, rows, options, on_event)
+        except FaultError as stop:
+            raise stop.fault.error(_result_name(isa, stop.fault)) from None
+        logits = group.logits() if options.logits else None
+        peak, leaves = group.peak_bytes, group.leaves
+    result = _result(options, source, tally, peak, leaves, logits)
+    if options.output is not None:
+        digest = _write_tokens(options, isa, source, result)
+        result = _with_digest(result, digest)
+    on_event(_end_event(result))
+    return result
+
+
+def _hear(tally: _Tally, rows: Array, options: RunOptions, on_event: OnEvent) -> None:
+    """Take one agreed step of all ranks."""
+    slowest = int(rows["ns"].max())
+    if int(rows["step"][0]) == 0:
+        tally.prefill_ns += slowest
+    else:
+        tally.decode_ns += slowest
+    if int(rows["kind"][0]) != records.TOKEN:
+        return
+    tally.rows.append(rows)
+    row = rows[0]
+    on_event(
+        {
+            "event": "token",
+            "step": int(row["step"]),
+            "id": int(row["id"]),
+            "position": int(row["position"]),
+            "margin": float(row["best"]) - float(row["second"]),
+            "ranks_agree": len(rows),
+        }
+    )
+
+
+def _result(
+    options: RunOptions, source: Source, tally: _Tally, peak: int, leaves: str, logits: Array | None
+) -> RunResult:
+    tokens = tuple(int(rows["id"][0]) for rows in tally.rows)
+    n_prompt, n_decoded = len(options.ids), len(tokens) - 1
+    by_rank = []
+    for rank in range(source.tp):
+        column = np.zeros(len(tally.rows), TOKEN_DTYPE)
+        for index, rows in enumerate(tally.rows):
+            for name in TOKEN_DTYPE.names or ():
+                column[name][index] = rows[name][rank]
+        by_rank.append(column)
+    return RunResult(
+        tokens=tokens,
+        reason="length" if len(tokens) == options.gen and not _stopped(options, source, tokens)
+        else "stop",
+        prefill_tokens_per_second=_rate(n_prompt, tally.prefill_ns),
+        decode_tokens_per_second=_rate(n_decoded, tally.decode_ns),
+        peak_memory_bytes=peak,
+        leaves=leaves,
+        tp=source.tp,
+        records=tuple(by_rank),
+        prefill=None if logits is None else logits[:n_prompt],
+        steps=None if logits is None else logits[n_prompt - 1 : n_prompt + n_decoded],
+    )  # fmt: skip
+
+
+def _stopped(options: RunOptions, source: Source, tokens: tuple[int, ...]) -> bool:
+    return not options.ignore_eos and tokens[-1] in stop_ids(source.path, source.config)
+
+
+def _rate(n_tokens: int, ns: int) -> float | None:
+    return n_tokens * 1e9 / ns if n_tokens and ns else None
+
+
+def _result_name(isa: Isa, fault: records.Fault) -> str:
+    """Return the name of the tensor a faulting instruction writes: it says the layer."""
+    phase = list(isa.streams.values())[fault.phase] if fault.phase < len(isa.streams) else None
+    spec = spec_of(fault.opcode)
+    if phase is None or spec is None or fault.inst >= len(phase.instructions[0]):
+        return ""
+    slot = spec.slot(spec.output.name)
+    word = int(phase.instructions[0][fault.inst][1 + slot // 2])
+    return f"{spec.output.name}={isa.tensors[word >> 16 * (slot % 2) & 0xFFFF].name}"
+
+
+# -- events and files --------------------------------------------------------------------------
+
+
+def _start_event(
+    options: RunOptions, isa: Isa, source: Source, launch: Launch, leaves: str
+) -> Event:
+    return {
+        "event": "start",
+        "source": str(source.path),
+        "checkpoint": source.identity,
+        "isa": isa.digest,
+        "inputs": [ref._asdict() for ref in isa.inputs],
+        "target": isa.target,
+        "tp": source.tp,
+        "threads": launch.n_threads,
+        "workgroups": isa.n_workgroups,
+        "leaves": leaves,
+        "numerics": isa.params["numerics"],
+        "prompt_tokens": len(options.ids),
+        "gen": options.gen,
+    }
+
+
+def _end_event(result: RunResult) -> Event:
+    return {
+        "event": "end",
+        "tokens": list(result.tokens),
+        "reason": result.reason,
+        "prefill_tokens_per_second": result.prefill_tokens_per_second,
+        "decode_tokens_per_second": result.decode_tokens_per_second,
+        "peak_memory_bytes": result.peak_memory_bytes,
+        "ranks": result.tp,
+        "tokens_digest": result.tokens_digest,
+    }
+
+
+def _with_digest(result: RunResult, digest: str) -> RunResult:
+    fields = {name: getattr(result, name) for name in RunResult.__dataclass_fields__}
+    return RunResult(**(fields | {"tokens_digest": digest}))
+
+
+def _write_tokens(options: RunOptions, isa: Isa, source: Source, result: RunResult) -> str:
+    assert options.output is not None
+    inputs = [
+        InputRef("checkpoint", "checkpoint", source.path.name, source.identity),
+        InputRef("isa", "isa", options.isa.name if options.isa else "isa.h5", isa.digest),
+    ]
+    if source.shards is not None:
+        inputs.append(source.shards.as_input("shards"))
+    params = {
+        "tp": source.tp,
+        "numerics": isa.params["numerics"],
+        "gen": options.gen,
+        "prefill": options.prefill,
+        "ignore_eos": options.ignore_eos,
+    }
+    return write_tokens(
+        options.output, result.records, options.ids, params=params, inputs=inputs, target=isa.target
+    )
+
+
+def describe(event: Event) -> str:
+    """Return an event as one line of JSON."""
+    return canonical_json(event)

@@ -1,0 +1,29 @@
+"""The token ids that end a run: all that the checkpoint's own files name."""
+
+import json
+from pathlib import Path
+
+from k3tool.errors import ArtifactError
+from k3tool.model.config import K3Config
+
+GENERATION_CONFIG = "generation_config.json"
+
+
+def stop_ids(folder: Path, config: K3Config) -> tuple[int, ...]:
+    """Return the end ids of config.json and, where it exists, generation_config.json, sorted.
+
+    The two files may name different ids (end of text, end of turn); stopping at only one of them
+    runs on past an answer's end. Raises: ArtifactError naming the file and field.
+    """
+    path = folder / GENERATION_CONFIG
+    if not path.exists():
+        return tuple(sorted(config.eos_token_ids))
+    try:
+        parsed = json.loads(path.read_bytes())
+    except (OSError, ValueError) as error:
+        raise ArtifactError(str(path), got=f"unreadable ({error})", need="JSON") from None
+    value = parsed.get("eos_token_id") if isinstance(parsed, dict) else None
+    ids = value if isinstance(value, list) else [] if value is None else [value]
+    if not all(type(item) is int and item >= 0 for item in ids):
+        raise ArtifactError(f"{path}: eos_token_id", got=value, need="token ids")
+    return tuple(sorted({*config.eos_token_ids, *ids}))
