@@ -98,9 +98,11 @@ class Sequence64:
         for name, index in zip(operand_names(spec), node.inputs, strict=True):
             is_peer = spec.operands[spec.slot(name)].role == "peer"
             operands.append(values[index][None] if is_peer else values[index])
-        context = {"step": step, "unit_cols": _unit_cols(self.graph, node)}
-        keywords = self._params(spec, node) | context
-        result = reference(*operands, **{k: keywords[k] for k in keyword_names(reference)})
+        wanted = keyword_names(reference)
+        keywords = self._params(spec, node) | {"step": step}
+        if "unit_cols" in wanted:
+            keywords["unit_cols"] = _unit_cols(self.graph, node)
+        result = reference(*operands, **{name: keywords[name] for name in wanted})
         written = written_state(spec)
         if written is None:
             return result
@@ -109,10 +111,10 @@ class Sequence64:
         self.states[str(self.graph.nodes[leaf].attrs[0][1])] = state
         return result
 
-    def _params(self, spec: OpSpec, node: Node) -> dict[str, float]:
+    def _params(self, spec: OpSpec, node: Node) -> dict[str, Any]:
         """Return parameters by name; one rank sees the whole vocabulary, so its base is 0."""
         kinds = {param.name: param.kind for param in spec.params}
-        params: dict[str, float] = {n: 0 for n, kind in kinds.items() if kind == "u32_per_rank"}
+        params: dict[str, Any] = {n: 0 for n, kind in kinds.items() if kind == "u32_per_rank"}
         for name, value in node.attrs:
             bits = int(value)
             is_f32 = kinds.get(name) == "f32"

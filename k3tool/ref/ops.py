@@ -8,6 +8,7 @@ has both an "out" and a "state".
 
 import inspect
 from collections.abc import Callable, Mapping
+from functools import cache
 from typing import Any
 
 from k3tool.isa.table import SPECS, Op, OpSpec
@@ -85,6 +86,7 @@ def returns_state(spec: OpSpec) -> bool:
     return has_out and written_state(spec) is not None
 
 
+@cache
 def keyword_names(reference: Reference) -> tuple[str, ...]:
     """Return what a meaning takes by keyword."""
     parameters = inspect.signature(reference).parameters.values()
