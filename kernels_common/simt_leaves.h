@@ -123,12 +123,12 @@ struct K3RowMxfp4 {
 /* Elements i .. i+7 of a row of K; the absent ones become `pad`. */
 template <bool kVector, class Row>
 K3_FN void k3_eight(const Row &row, uint32_t i, uint32_t K, float pad, float out[8]) {
-    if (kVector) {
+    if constexpr (kVector) {
         row.load8(i, out);
-        return;
+    } else {
+        K3_UNROLL
+        for (uint32_t j = 0; j < 8u; j++) out[j] = i + j < K ? row.at(i + j) : pad;
     }
-    K3_UNROLL
-    for (uint32_t j = 0; j < 8u; j++) out[j] = i + j < K ? row.at(i + j) : pad;
 }
 
 /* ---- matrices: how a block of a row is addressed -------------------------------------------------- */
