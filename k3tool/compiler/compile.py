@@ -4,7 +4,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from k3tool.artifact import InputRef
+from k3tool.compiler.egraph import saturate
+from k3tool.compiler.extract import extract
 from k3tool.compiler.plan import NUMERICS_MODE, NUMERICS_VERSION, Plan
+from k3tool.compiler.rules import rules_without
 from k3tool.compiler.schedule import Handles, Shape, build_phase, packet_dag
 from k3tool.errors import UsageError
 from k3tool.isa.table import PAGE_TOKENS
@@ -43,7 +46,10 @@ def compile_plan(
     """
     options = PlanOptions(tp, target, workgroups, chunk, batch, ctx, tuple(sorted(set(without))))
     _check_options(config, options)
-    graph = build_graph(config, tp)
+    rules = rules_without(options.without)
+    built = build_graph(config, tp)
+    extracted = extract(built, saturate(built, rules))
+    graph = extracted.graph
     pages = -(-ctx // PAGE_TOKENS)
     handles = Handles(graph, tp, slots=batch, pages=batch * pages)
     dag = packet_dag(graph)
@@ -51,7 +57,8 @@ def compile_plan(
     peer_bytes = 0
     for name, max_tokens in (("decode", batch), ("prefill", chunk)):
         shape = Shape(tp, workgroups, max_tokens)
-        phases[name] = build_phase(name, graph, dag, shape, handles, {}, peer_bytes)
+        rules_by_node = extracted.rules
+        phases[name] = build_phase(name, graph, dag, shape, handles, rules_by_node, peer_bytes)
         peer_bytes = phases[name].peer_bytes
     params = {
         "tp": tp,
@@ -63,10 +70,10 @@ def compile_plan(
         "pages_per_slot": pages,
         "numerics": {"mode": NUMERICS_MODE, "version": NUMERICS_VERSION},
         "eps": dict(sorted(config.eps.items())),
-        "rules": [],
+        "rules": sorted({row.rule for row in extracted.fired if row.used}),
         "rules_off": list(options.without),
     }
-    return Plan(tuple(handles.tensors), phases, params, (), tuple(inputs))
+    return Plan(tuple(handles.tensors), phases, params, extracted.fired, tuple(inputs))
 
 
 def _check_options(config: K3Config, options: PlanOptions) -> None:

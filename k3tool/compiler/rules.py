@@ -1,0 +1,192 @@
+"""The rewrite rules, as data: one row each, left side, right side, theorem.
+
+Rules go one way, from primitive ops to fused ones, and are named after what they fuse. The egglog
+rule is generated from the row; so will be the statement of the theorem that lets it fire, which is
+why patterns are terms here and not egglog text. Until a row has a theorem a plan that used it says
+`unproved`.
+
+Pattern syntax: `(OP operand... :attribute value...)`, operands in the op table's order. A name is a
+variable: the same name twice means the same value. `name@(OP ...)` names a matched term. Conditions
+are shared variables: the SiTU rule needs the gate of its cap and of its sigmoid to be one value.
+"""
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from k3tool.errors import UsageError
+from k3tool.isa.table import Op
+from k3tool.model.operators import attr_names, input_operands
+
+
+@dataclass(frozen=True, slots=True)
+class Term:
+    """A pattern: an op, its operands (terms or variables), its attributes (variables, numbers)."""
+
+    op: Op
+    inputs: tuple["Term | str", ...]
+    attrs: tuple[str | int, ...]  # in the order of attr_names(op)
+    name: str = ""  # variable that holds the matched value, if the right side needs it
+
+    def subterms(self) -> Iterator["Term"]:
+        """Yield this term and all terms inside it, outermost first."""
+        yield self
+        for term in self.inputs:
+            if isinstance(term, Term):
+                yield from term.subterms()
+
+    def value_variables(self) -> list[str]:
+        """Return the variables that stand for graph values, each once, in order of appearance."""
+        found: list[str] = []
+        for term in self.subterms():
+            found += [term.name] if term.name else []
+            found += [x for x in term.inputs if isinstance(x, str)]
+        return list(dict.fromkeys(found))
+
+    def attr_variables(self) -> list[str]:
+        """Return the variables that stand for attributes, each once, in order of appearance."""
+        found = [a for term in self.subterms() for a in term.attrs if isinstance(a, str)]
+        return list(dict.fromkeys(found))
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """One rewrite. `theorem` names what proves it, None as long as nothing does."""
+
+    name: str
+    left: Term
+    right: Term
+    theorem: str | None = None
+
+
+_TOKEN = re.compile(r"[()]|[^\s()]+")
+
+
+def parse_term(text: str) -> Term:
+    """Return the term of a pattern's text; a malformed one is our bug (AssertionError)."""
+    tokens = _TOKEN.findall(text)
+    term, rest = _parse(tokens)
+    assert not rest, text
+    assert isinstance(term, Term), text
+    return term
+
+
+def _parse(tokens: list[str]) -> tuple[Term | str, list[str]]:
+    head, rest = tokens[0], tokens[1:]
+    if not head.endswith("@") and head != "(":
+        return head, rest
+    name = ""
+    if head != "(":
+        name, rest = head[:-1], rest[1:]
+    op, rest = Op[rest[0]], rest[1:]
+    inputs: list[Term | str] = []
+    attrs: dict[str, str | int] = {}
+    while rest[0] != ")":
+        if rest[0].startswith(":"):
+            key, value = rest[0][1:], rest[1]
+            attrs[key] = int(value) if value.isdigit() else value
+            rest = rest[2:]
+        else:
+            term, rest = _parse(rest)
+            inputs.append(term)
+    assert len(inputs) == len(input_operands(op)), f"{op.name}: {len(inputs)} operands"
+    assert set(attrs) == set(attr_names(op)), f"{op.name}: attributes {sorted(attrs)}"
+    return Term(op, tuple(inputs), tuple(attrs[key] for key in attr_names(op)), name), rest[1:]
+
+
+def _rule(name: str, left: str, right: str, theorem: str | None = None) -> Rule:
+    rule = Rule(name, parse_term(left), parse_term(right), theorem)
+    known = {*rule.left.value_variables(), *rule.left.attr_variables()}
+    needed = {*rule.right.value_variables(), *rule.right.attr_variables()}
+    assert needed <= known, f"{name}: {sorted(needed - known)} only on the right"
+    # One new op per rule: every value then has a node of the original graph in its class, which
+    # gives it its name, width and place.
+    assert len(list(rule.right.subterms())) == 1, f"{name}: the right side is one op"
+    return rule
+
+
+RULES: tuple[Rule, ...] = (
+    _rule(
+        "norm-linear-fuse",
+        "(GEMV_BF16 (RMSNORM x norm :eps eps) w :head_only head)",
+        "(NORM_GEMV_BF16 x norm w :eps eps :head_only head)",
+    ),
+    _rule(
+        "attnres-norm-fuse",
+        "(RMSNORM (ATTN_RES prefix blocks res_norm res_proj :n_blocks n :eps eps)"
+        " norm :eps norm_eps)",
+        "(ATTN_RES_NORM prefix blocks res_norm res_proj norm"
+        " :n_blocks n :eps eps :norm_eps norm_eps)",
+    ),
+    _rule(
+        "situ-fuse",
+        "(MUL (MUL (SOFTCAP gate :beta beta) (SIGMOID gate)) (SOFTCAP up :beta linear))",
+        "(SITU gate up :beta beta :linear_beta linear)",
+    ),
+    _rule(
+        "glu-situ-fuse",
+        "(SITU (GEMV_BF16 x gate :head_only 0) (GEMV_BF16 x up :head_only 0)"
+        " :beta beta :linear_beta linear)",
+        "(GLU_BF16 x gate up :beta beta :linear_beta linear)",
+    ),
+    _rule(
+        "moe-situ-fuse",
+        "(SITU (MOE_UP_MXFP4 z route w1 :top_k k) (MOE_UP_MXFP4 z route w3 :top_k k)"
+        " :beta beta :linear_beta linear)",
+        "(MOE_GLU_MXFP4 z route w1 w3 :top_k k :beta beta :linear_beta linear)",
+    ),
+    _rule(
+        "conv-silu-fuse",
+        "(SILU (SHORT_CONV x kernel taps))",
+        "(CONV_SILU x kernel taps)",
+    ),
+    _rule(
+        "kda-core-fuse",
+        "(KDA_STEP (SCALE (L2NORM q :eps eps :head_dim d) :factor scale)"
+        " (L2NORM k :eps eps :head_dim d) v"
+        " (KDA_DECAY f a_log dt_bias :lower_bound bound) (SIGMOID b) s)",
+        "(KDA_CORE q k v f b a_log dt_bias s :l2_eps eps :q_scale scale :lower_bound bound)",
+    ),
+    _rule(
+        "kda-gated-norm-fuse",
+        "(MUL (HEAD_RMSNORM o norm :eps eps) (SIGMOID gate))",
+        "(KDA_GATED_NORM o norm gate :eps eps)",
+    ),
+    # KDA gates what a norm made, MLA the bare value: the pattern asks for the value projection, or
+    # the KDA gate and the SiTU gate, which are products with a sigmoid too, would match.
+    _rule(
+        "mla-out-gate-fuse",
+        "(MUL o@(MLA_UV ctx kv_b :nope nope :v v :latent latent) (SIGMOID gate))",
+        "(MLA_OUT_GATE o gate)",
+    ),
+    _rule(
+        "mla-uv-gate-fuse",
+        "(MLA_OUT_GATE (MLA_UV ctx kv_b :nope nope :v v :latent latent) gate)",
+        "(MLA_UV_GATE ctx kv_b gate :nope nope :v v :latent latent)",
+    ),
+    _rule(
+        "reduce-residual-fuse",
+        "(ADD residual (ALL_REDUCE x))",
+        "(ALL_REDUCE_ADD residual x)",
+    ),
+    _rule(
+        "reduce-gather-fuse",
+        "(ADD (ALL_GATHER up) (ALL_REDUCE x))",
+        "(REDUCE_GATHER up x)",
+    ),
+    _rule(
+        "gather-residual-fuse",
+        "(ADD residual (REDUCE_GATHER up x))",
+        "(REDUCE_GATHER_ADD residual up x)",
+    ),
+)
+RULE_NAMES = tuple(rule.name for rule in RULES)
+assert len(set(RULE_NAMES)) == len(RULES), "two rules of one name"
+
+
+def rules_without(names: tuple[str, ...]) -> tuple[Rule, ...]:
+    """Return the rules but those named. Raises: UsageError for a name that is no rule."""
+    for name in names:
+        if name not in RULE_NAMES:
+            raise UsageError("--without", got=name, need=f"one of {', '.join(RULE_NAMES)}")
+    return tuple(rule for rule in RULES if rule.name not in names)
