@@ -6,7 +6,16 @@ from pathlib import Path
 import click
 
 from k3tool.artifact import canonical_json
+from k3tool.checkpoint.reader import Checkpoint
+from k3tool.checkpoint.sample_presets import PRESETS, preset_config
+from k3tool.checkpoint.shards import SHARDS_NAME, Shards
 from k3tool.compiler.checks import verify_plan
+from k3tool.errors import ArtifactError
+from k3tool.isa.coverage import check_handlers, check_weights, producible_ops
+from k3tool.isa.stream import Isa, load_isa
+from k3tool.model.config import K3Config
+from k3tool.model.weights import expected_leaves
+from k3tool.runtime.interpreter import handlers
 from k3tool.runtime.tokens import read_tokens, verify_ranks
 from k3tool.verdict import Check, is_sound, require, summary
 from stages import options as common
@@ -37,8 +46,43 @@ def run(options: Options) -> Result:
     elif options.what == "plan":
         checks = [check for path in options.files for check in verify_plan(path)]
     else:
-        raise AssertionError(options.what)
+        assert options.what == "coverage", options.what
+        checks = [check for path in options.files for check in _coverage(path, options.weights)]
     return Result(tuple(checks), is_sound(checks, strict=options.strict))
+
+
+def _coverage(path: Path, weights: Path | None) -> list[Check]:
+    isa = load_isa(path)
+    leaves = None
+    if weights is not None:
+        config, made_of = _open_model(weights)
+        _require_related(path, isa, made_of)
+        leaves = expected_leaves(config)
+    every_kind = K3Config.from_dict(preset_config(PRESETS["tiny"]), "the sample's config")
+    own = handlers(isa.target)
+    return check_weights(isa, leaves) + check_handlers(isa, own, producible_ops(every_kind))
+
+
+def _open_model(path: Path) -> tuple[K3Config, dict[str, str]]:
+    """Return a checkpoint's or shards' config and, by kind, the digests it can be known by."""
+    if (path / SHARDS_NAME).exists():
+        shards = Shards.open(path)
+        return shards.config, {"shards": shards.digest, "checkpoint": shards.identity}
+    with Checkpoint.open(path) as checkpoint:
+        return checkpoint.config, {"checkpoint": checkpoint.identity}
+
+
+def _require_related(path: Path, isa: Isa, made_of: dict[str, str]) -> None:
+    """Refuse a program that was made from other weights."""
+    for ref in isa.inputs:
+        need = made_of.get(ref.kind, ref.content_sha256)
+        if ref.content_sha256 != need:
+            raise ArtifactError(
+                f"{path}: {ref.kind} {ref.name}",
+                got=f"{ref.content_sha256[:16]}..",
+                need=f"{need[:16]}.. of --weights",
+                hint="give the weights that the plan was compiled from",
+            )
 
 
 def _report(options: Options, as_json: bool) -> None:
@@ -99,3 +143,23 @@ def plan(files: tuple[Path, ...], strict: bool, as_json: bool) -> None:
       k3tool verify plan plan.h5
     """
     _report(Options("plan", files, strict), as_json)
+
+
+@command.command("coverage")
+@click.argument("files", type=common.PATH, nargs=-1, required=True)
+@click.option(
+    "--weights", type=common.PATH, help="The checkpoint or shards the plan was made from."
+)
+@_strict()
+@common.as_json()
+def coverage(files: tuple[Path, ...], weights: Path | None, strict: bool, as_json: bool) -> None:
+    """Check that a program reads every weight and that its interpreter handles every opcode.
+
+    Handlers are asked of the interpreter that would run the program; one that no graph and no rule
+    can reach is reported.
+
+    \b
+    Example:
+      k3tool verify coverage isa.h5 --weights SHARDS
+    """
+    _report(Options("coverage", files, strict, weights), as_json)
