@@ -308,7 +308,9 @@ class _Phase:
             if node.op is not Leaf.BLOCKS:
                 continue
             versions = [leaf]
-            versions += [push for push, before in sorted(in_place.items()) if before in versions]
+            for push, before in sorted(in_place.items()):
+                if before in versions:  # a push of a push: a comprehension would see only the first
+                    versions.append(push)
             users = {self.position[push] for push in versions[1:]}
             users |= {packet for v in versions for packet, _, _ in self.readers[v]}
             size = self.graph.n_blocks * self.shape.max_tokens * node.width * F32_BYTES
