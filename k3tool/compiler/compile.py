@@ -39,9 +39,12 @@ def compile_plan(
     ctx: int,
     without: Sequence[str] = (),
     inputs: Sequence[InputRef] = (),
+    checkpoint_identity: str = "",
 ) -> Plan:
     """Compile a model for one target and TP degree.
 
+    `inputs` and `checkpoint_identity` say what the config came with; a plan made from a config
+    alone has neither. `ctx` is rounded up to whole pages where the model's limit allows it.
     Raises: UsageError naming an option that does not fit the model.
     """
     options = PlanOptions(tp, target, workgroups, chunk, batch, ctx, tuple(sorted(set(without))))
@@ -66,8 +69,9 @@ def compile_plan(
         "workgroups": workgroups,
         "chunk": chunk,
         "batch": batch,
-        "ctx": pages * PAGE_TOKENS,
+        "ctx": min(pages * PAGE_TOKENS, config.max_position_embeddings),
         "pages_per_slot": pages,
+        "checkpoint_identity": checkpoint_identity,
         "numerics": {"mode": NUMERICS_MODE, "version": NUMERICS_VERSION},
         "eps": dict(sorted(config.eps.items())),
         "rules": sorted({row.rule for row in extracted.fired if row.used}),

@@ -1,11 +1,11 @@
 """Choosing: one form per value of a saturated e-graph, so that the whole graph costs least.
 
-The cost of a graph counts each chosen value once, however many readers it has. A choice is therefore
-judged by what it adds and frees in the graph as it stands (the values only it kept alive), as logic
-synthesis does, not by a tree cost: for a tree, a norm fused into each of its six readers is free; in
-the graph it is five norms too many. Descent starts from the graph as it was built, takes classes in
-topological order and repeats until nothing gets cheaper; each step lowers the cost, so it ends, and
-it depends on nothing but the graph and the rules.
+The cost of a graph counts each chosen value once, however many readers it has. A choice is
+therefore judged by what it adds and frees in the graph as it stands (the values only it kept
+alive), as logic synthesis does, not by a tree cost: for a tree, a norm fused into each of its six
+readers is free; in the graph it is five norms too many. Descent starts from the graph as it was
+built, takes classes in topological order and repeats until nothing gets cheaper; each step lowers
+the cost, so it ends, and it depends on nothing but the graph and the rules.
 """
 
 from collections.abc import Iterable, Sequence

@@ -1,0 +1,260 @@
+"""`k3tool compile-plan`: a model's shape in, packets of both phases out."""
+
+import json
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+import click
+
+from k3tool.artifact import InputRef
+from k3tool.checkpoint.reader import Checkpoint
+from k3tool.checkpoint.shards import SHARDS_NAME, Shards
+from k3tool.compiler.compile import compile_plan
+from k3tool.compiler.plan import Phase, Plan, save_plan
+from k3tool.compiler.rules import RULE_NAMES
+from k3tool.errors import ArtifactError, UsageError
+from k3tool.isa.table import Op
+from k3tool.model.config import K3Config
+from k3tool.targets import get_target
+from stages import options as common
+
+DEFAULT_CTX = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What the command was asked for; None means: what the input, the target or the model says."""
+
+    source: Path
+    output: Path
+    tp: int | None = None
+    target: str = "cpu"
+    workgroups: int | None = None
+    chunk: int = 64
+    batch: int = 1
+    ctx: int | None = None
+    without: tuple[str, ...] = ()
+    eps: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class PhaseCounts:
+    """Counts of one phase; `critical_path` is the hand-offs on the longest chain."""
+
+    packets: int
+    waits: int
+    gates: int
+    packet_path: int
+    critical_path: int
+    buffers: int
+    arena_bytes: int
+    peer_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """The plan as written, with what a person wants to see of it."""
+
+    plan: Plan
+    output: Path
+    phases: Mapping[str, PhaseCounts]
+    rules: Mapping[str, tuple[int, int]]  # applications that fired, and that the plan rests on
+
+
+def run(options: Options) -> Result:
+    """Compile and write plan.h5.
+
+    Raises: ArtifactError for an input that is absent, damaged or of another model; UsageError for
+    an option that does not fit it.
+    """
+    target = get_target(options.target)
+    config, tp, inputs, identity = _read_source(options)
+    limit = config.max_position_embeddings
+    plan = compile_plan(
+        config,
+        tp=tp,
+        target=target.name,
+        workgroups=target.workgroups if options.workgroups is None else options.workgroups,
+        chunk=options.chunk,
+        batch=options.batch,
+        ctx=min(DEFAULT_CTX, limit) if options.ctx is None else options.ctx,
+        without=options.without,
+        inputs=inputs,
+        checkpoint_identity=identity,
+    )
+    plan = save_plan(plan, options.output)
+    phases = {name: _phase_counts(plan, phase) for name, phase in plan.phases.items()}
+    fired = Counter(row.rule for row in plan.fired)
+    used = Counter(row.rule for row in plan.fired if row.used)
+    rules = {name: (fired[name], used[name]) for name in RULE_NAMES}
+    return Result(plan, options.output, phases, rules)
+
+
+def _read_source(options: Options) -> tuple[K3Config, int, list[InputRef], str]:
+    """Return (config, tp, inputs, checkpoint identity) of a shards folder, checkpoint or config."""
+    source = options.source
+    if (source / SHARDS_NAME).exists():
+        shards = Shards.open(source, options.eps)
+        if options.tp not in (None, shards.tp):
+            raise UsageError("--tp", got=options.tp, need=f"{shards.tp}, as {source} was sharded")
+        return shards.config, shards.tp, [shards.as_input("shards")], shards.identity
+    if options.tp is None:
+        raise UsageError("--tp", got="none", need="a degree, unless the input is a shards folder")
+    if source.is_file():
+        return K3Config.load(source, options.eps), options.tp, [], ""
+    with Checkpoint.open(source, options.eps) as checkpoint:
+        if checkpoint.tp is not None:
+            raise ArtifactError(
+                str(source),
+                got=f"the folder of rank {checkpoint.rank} of {checkpoint.tp}",
+                need="the shards folder it lies in, a checkpoint or a config.json",
+            )
+        identity = checkpoint.identity
+        ref = InputRef("checkpoint", "checkpoint", source.resolve().name, identity)
+        return checkpoint.config, options.tp, [ref], identity
+
+
+def _phase_counts(plan: Plan, phase: Phase) -> PhaseCounts:
+    buffers = sum(tensor.phase == phase.name for tensor in plan.tensors)
+    return PhaseCounts(
+        packets=len(phase.packets),
+        waits=len(phase.waits),
+        gates=phase.n_gates,
+        packet_path=phase.packet_path,
+        critical_path=phase.critical_path,
+        buffers=buffers,
+        arena_bytes=phase.arena_bytes,
+        peer_bytes=phase.peer_bytes,
+    )
+
+
+# -- output ------------------------------------------------------------------------------------
+
+
+def as_dict(result: Result) -> dict[str, object]:
+    """Return the result as plain values for `--json`."""
+    plan = result.plan
+    return {
+        "output": str(result.output),
+        "digest": plan.digest,
+        "params": dict(plan.params),
+        "inputs": [ref._asdict() for ref in plan.inputs],
+        "proof_status": plan.proof_status,
+        "tensors": len(plan.tensors),
+        "phases": {name: asdict(counts) for name, counts in result.phases.items()},
+        "rules": {name: {"fired": f, "used": u} for name, (f, u) in result.rules.items()},
+    }
+
+
+def summary_lines(result: Result) -> Iterator[str]:
+    """Yield what a person reads."""
+    plan, params = result.plan, result.plan.params
+    yield (
+        f"plan {result.output}: {params['target']}, tp {params['tp']}, "
+        f"{params['workgroups']} workgroups, batch {params['batch']}, chunk {params['chunk']}, "
+        f"ctx {params['ctx']}, {len(plan.tensors)} tensors"
+    )
+    if not plan.inputs:
+        yield "made from a config alone: it is bound to no checkpoint"
+    for name, c in result.phases.items():
+        yield (
+            f"{name}: {c.packets} packets, {c.critical_path} hand-offs on the longest chain, "
+            f"{c.waits} waits, {c.gates} gates, {c.buffers} buffers, "
+            f"arena {c.arena_bytes} bytes, peer segment {c.peer_bytes} bytes"
+        )
+    used = [f"{name} {u}" for name, (_, u) in result.rules.items() if u]
+    yield f"rules used: {', '.join(used) or 'none'}"
+    if params["rules_off"]:
+        yield f"rules off: {', '.join(params['rules_off'])}"
+    yield f"proofs: {plan.proof_status}"
+    yield f"digest {plan.digest}"
+
+
+def explain_lines(result: Result) -> Iterator[str]:
+    """Yield what made the plan what it is: rules, ops, and which rules made which ops."""
+    yield "rule: applications, of which the plan rests on"
+    for name, (fired, used) in result.rules.items():
+        yield f"  {name:24} {fired:6} {used:6}"
+    for phase in result.plan.phases.values():
+        yield f"{phase.name}: packets by op, and the rules that made them"
+        ops = zip(phase.packets["op"].tolist(), phase.rules, strict=True)
+        for (op, rules), count in sorted(Counter(ops).items()):
+            yield f"  {Op(op).name:20} {count:6}  {rules or 'primitive'}"
+    yield "eps"
+    for site, value in result.plan.params["eps"].items():
+        yield f"  {site:28} {value:g}"
+
+
+def parse_eps(values: tuple[str, ...]) -> dict[str, float]:
+    """Return `SITE=VALUE` options as a dict. Raises: UsageError naming one that is malformed."""
+    out: dict[str, float] = {}
+    for text in values:
+        site, _, value = text.partition("=")
+        try:
+            out[site] = float(value)
+        except ValueError:
+            raise UsageError("--eps", got=text, need="SITE=VALUE, VALUE a number") from None
+    return out
+
+
+@click.command(name="compile-plan")
+@click.argument("source", metavar="INPUT", type=common.PATH)
+@common.tp()
+@click.option("--target", default="cpu", show_default=True, help="What the plan is for.")
+@click.option(
+    "--workgroups", type=int, metavar="W", help="Workgroups to lay out for. Default: the target's."
+)
+@click.option(
+    "--chunk", type=int, default=64, show_default=True, metavar="N", help="Tokens a prefill step."
+)
+@click.option(
+    "--batch", type=int, default=1, show_default=True, metavar="N", help="Sequences at once."
+)
+@click.option(
+    "--ctx",
+    type=int,
+    metavar="N",
+    help=f"Positions a sequence may reach. Default: {DEFAULT_CTX}, or the model's limit if less.",
+)
+@click.option("--without", multiple=True, metavar="RULE", help="Switch a rewrite rule off.")
+@click.option("--eps", multiple=True, metavar="SITE=VALUE", help="Replace one norm's epsilon.")
+@click.option("--explain", is_flag=True, help="Say which rules made which ops.")
+@common.output("the plan (plan.h5)")
+@common.as_json()
+def command(
+    source: Path,
+    tp: int | None,
+    target: str,
+    workgroups: int | None,
+    chunk: int,
+    batch: int,
+    ctx: int | None,
+    without: tuple[str, ...],
+    eps: tuple[str, ...],
+    explain: bool,
+    output: Path,
+    as_json: bool,
+) -> None:
+    """Compile a model into a plan: operator graph, fused ops, packets, counters, memory map.
+
+    INPUT is a shards folder (its tp is the plan's), a checkpoint or a config.json (with --tp).
+
+    \b
+    Example:
+      k3tool compile-plan SHARDS -o plan.h5
+      k3tool compile-plan CKPT/config.json --tp 8 --explain -o plan.h5
+    """
+    overrides = parse_eps(eps)
+    result = run(
+        Options(
+            source, output, tp, target, workgroups, chunk, batch, ctx, tuple(without), overrides
+        )
+    )
+    if as_json:
+        click.echo(json.dumps(as_dict(result), indent=1))
+        return
+    click.echo("\n".join(summary_lines(result)))
+    if explain:
+        click.echo("\n".join(explain_lines(result)))
