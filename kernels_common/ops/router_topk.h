@@ -4,7 +4,7 @@
  *
  * The bias never enters a weight. Comparisons are binary32 ones, so -0 equals +0. Layout: logits f32
  * [T][n_experts], bias f32 [n_experts], y [T][2 top_k]: ids as u32, then weights f32. Unit: token.
- * Reads logits, bias; writes y. Scratch: 2 n_experts + top_k. Fault: NONFINITE, detail = token. */
+ * Reads logits, bias; writes y. Scratch: 3 n_experts + top_k. Fault: NONFINITE, detail = token. */
 #ifndef K3_OP_ROUTER_TOPK_H
 #define K3_OP_ROUTER_TOPK_H
 
@@ -24,7 +24,7 @@ K3_FN void k3_route_row(K3Ctx *c, const K3Inst *inst, const float *logits, float
     const uint32_t E = inst->param[K3_ROUTER_TOPK_N_EXPERTS], top_k = inst->param[K3_ROUTER_TOPK_TOP_K];
     const float *bias = k3_in(c, inst, K3_ROUTER_TOPK_BIAS);
     const float scale = k3_f32_param(inst, K3_ROUTER_TOPK_SCALE);
-    float *choice = work, *score = work + E, *picked = work + 2u * (uint64_t)E;
+    float *choice = work, *score = work + E, *chosen = work + 2u * (uint64_t)E, *picked = work + 3u * (uint64_t)E;
     float *weight = (float *)(route + top_k);
     float sum;
     K3_FOR(e, 0, E) {
@@ -34,10 +34,12 @@ K3_FN void k3_route_row(K3Ctx *c, const K3Inst *inst, const float *logits, float
         k3_check_finite(c, choice[e], token);
     }
     K3_SYNC(c);
+    K3_FOR(e, 0, E) { chosen[e] = k3_expert_chosen(choice, E, top_k, e) ? 1.0f : 0.0f; }
+    K3_SYNC(c);
     if (K3_LANE0) {
         uint32_t e, n = 0;
         for (e = 0; e < E && n < top_k; e++)
-            if (k3_expert_chosen(choice, E, top_k, e)) {
+            if (chosen[e] != 0.0f) {
                 route[n] = e;
                 picked[n] = score[e];
                 n++;
@@ -51,7 +53,7 @@ K3_FN void k3_route_row(K3Ctx *c, const K3Inst *inst, const float *logits, float
 
 K3_FN void k3_op_router_topk(K3Ctx *c, const K3Inst *inst, uint32_t u0, uint32_t u1) {
     const uint32_t E = inst->param[K3_ROUTER_TOPK_N_EXPERTS], top_k = inst->param[K3_ROUTER_TOPK_TOP_K];
-    float *work = k3_scratch(c, 2u * (uint64_t)E + top_k);
+    float *work = k3_scratch(c, 3u * (uint64_t)E + top_k);
     uint32_t *y = (uint32_t *)k3_tensor(c, inst, K3_ROUTER_TOPK_Y);
     uint32_t t;
     if (!work) return;

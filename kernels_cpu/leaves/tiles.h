@@ -93,15 +93,31 @@ K3V_INLINE void k3v_tile(int type, int R, const uint8_t *const *w, const float *
     for (int r = 0; r < R; r++) quads[r] = k3v_quads(acc[r]);
 }
 
+/* Out of line, one copy each: inlined where they are used, they were most of the object file. */
+#define K3V_TILE(name, type, R)                                                                          \
+    static __attribute__((noinline)) void name(const uint8_t *const *w, const float *x, uint32_t K,      \
+                                               k3v_f *quads) {                                           \
+        k3v_tile(type, R, w, x, K, quads);                                                               \
+    }
+K3V_TILE(k3v_tile_bf16, K3V_BF16, K3V_ROWS)
+K3V_TILE(k3v_tile_f32, K3V_F32, K3V_ROWS)
+#if K3V_ROWS > 1
+K3V_TILE(k3v_row_bf16, K3V_BF16, 1)
+K3V_TILE(k3v_row_f32, K3V_F32, 1)
+#else
+#define k3v_row_bf16 k3v_tile_bf16
+#define k3v_row_f32 k3v_tile_f32
+#endif
+
 /* Four rows (or fewer, n) over one block. */
 K3V_INLINE __m128 k3v_four(int type, const uint8_t *const *w, uint32_t n, const float *x, uint32_t K) {
     k3v_f quads[4];
-    uint32_t r = 0;
+    uint32_t r;
     if (n == 4u) {
-        K3V_UNROLL
-        for (int q = 0; q < 4; q += K3V_ROWS) k3v_tile(type, K3V_ROWS, w + q, x, K, quads + q);
+        for (r = 0; r < 4u; r += K3V_ROWS)
+            (type == K3V_BF16 ? k3v_tile_bf16 : k3v_tile_f32)(w + r, x, K, quads + r);
     } else {
-        for (r = 0; r < n; r++) k3v_tile(type, 1, w + r, x, K, quads + r);
+        for (r = 0; r < n; r++) (type == K3V_BF16 ? k3v_row_bf16 : k3v_row_f32)(w + r, x, K, quads + r);
         for (; r < 4u; r++) quads[r] = quads[0];
     }
     return k3v_fold4(quads[0], quads[1], quads[2], quads[3]);
@@ -204,6 +220,15 @@ K3V_INLINE void k3v_block_tokens(int type, const uint8_t *const *w, const float 
     }
 }
 
+static __attribute__((noinline)) void k3v_block_tokens_bf16(const uint8_t *const *w, const float *x, uint64_t ldx,
+                                                            uint32_t K, __m128 *out) {
+    k3v_block_tokens(K3V_BF16, w, x, ldx, K, out);
+}
+static __attribute__((noinline)) void k3v_block_tokens_f32(const uint8_t *const *w, const float *x, uint64_t ldx,
+                                                           uint32_t K, __m128 *out) {
+    k3v_block_tokens(K3V_F32, w, x, ldx, K, out);
+}
+
 /* Four whole rows x K3V_TOKS tokens, all blocks. */
 K3V_INLINE void k3v_rows4_tokens(int type, const uint8_t *W, uint64_t ldw, uint32_t r0, uint32_t K,
                                  uint32_t n_blocks, const float *x, uint64_t ldx, float *y, uint64_t ldy) {
@@ -213,7 +238,7 @@ K3V_INLINE void k3v_rows4_tokens(int type, const uint8_t *W, uint64_t ldw, uint3
         const uint8_t *w[4];
         for (uint32_t r = 0; r < 4u; r++)
             w[r] = W + ((uint64_t)(r0 + r) * ldw + (uint64_t)b * B) * k3v_bytes(type);
-        k3v_block_tokens(type, w, x + (uint64_t)b * B, ldx, B, block);
+        (type == K3V_BF16 ? k3v_block_tokens_bf16 : k3v_block_tokens_f32)(w, x + (uint64_t)b * B, ldx, B, block);
         for (int t = 0; t < K3V_TOKS; t++) d[t][b] = block[t];
     }
     for (int t = 0; t < K3V_TOKS; t++) _mm_storeu_ps(y + (uint64_t)t * ldy, k3v_tree4(d[t], n_blocks));
@@ -252,7 +277,7 @@ K3_LEAF float k3_dot_f32(const K3Ctx *c, const float *a, const float *b, uint32_
     k3v_f quads;
     (void)c;
     w[0] = (const uint8_t *)a;
-    k3v_tile(K3V_F32, 1, w, b, K, &quads);
+    k3v_row_f32(w, b, K, &quads);
     return _mm_cvtss_f32(k3v_fold4(quads, quads, quads, quads));
 }
 

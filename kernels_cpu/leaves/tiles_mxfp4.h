@@ -107,6 +107,18 @@ K3V_INLINE void k3v_mx_tile(int R, const uint8_t *const *w, const uint8_t *const
     for (int r = 0; r < R; r++) quads[r] = k3v_quads(acc[r]);
 }
 
+#define K3V_MX_TILE(name, R)                                                                                  \
+    static __attribute__((noinline)) void name(const uint8_t *const *w, const uint8_t *const *s, const float *x, \
+                                               uint32_t G, k3v_f *quads) {                                    \
+        k3v_mx_tile(R, w, s, x, G, quads);                                                                    \
+    }
+K3V_MX_TILE(k3v_mx_tile_rows, K3V_ROWS)
+#if K3V_ROWS > 1
+K3V_MX_TILE(k3v_mx_tile_row, 1)
+#else
+#define k3v_mx_tile_row k3v_mx_tile_rows
+#endif
+
 typedef struct {
     const uint8_t *W, *S;
     uint32_t K, n_blocks, B; /* B = K / n_blocks */
@@ -124,10 +136,9 @@ K3V_INLINE __m128 k3v_mx_four(const k3v_mx *m, uint32_t r0, uint32_t n, uint32_t
         s[r] = m->S + row * (m->K / K3_MX_GROUP) + (uint64_t)b * G;
     }
     if (n == 4u) {
-        K3V_UNROLL
-        for (int q = 0; q < 4; q += K3V_ROWS) k3v_mx_tile(K3V_ROWS, w + q, s + q, x, G, quads + q);
+        for (r = 0; r < 4u; r += K3V_ROWS) k3v_mx_tile_rows(w + r, s + r, x, G, quads + r);
     } else {
-        for (r = 0; r < n; r++) k3v_mx_tile(1, w + r, s + r, x, G, quads + r);
+        for (r = 0; r < n; r++) k3v_mx_tile_row(w + r, s + r, x, G, quads + r);
         for (; r < 4u; r++) quads[r] = quads[0];
     }
     return k3v_fold4(quads[0], quads[1], quads[2], quads[3]);

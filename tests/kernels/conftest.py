@@ -39,7 +39,7 @@ class Leaves:
         self.csr = int(self.lib.t_contract_mxcsr()) & 0xFFFF
 
     def call(self, name: str, *args: object, csr: int | None = None) -> None:
-        """Call an export: arrays by address, integers as unsigned 64 bit (a register either way)."""
+        """Call an export: arrays by address, integers as 64 bit (a register either way)."""
         packed: list[object] = [ctypes.c_uint64(self.csr if csr is None else csr)]
         for arg in args:
             if isinstance(arg, np.ndarray):

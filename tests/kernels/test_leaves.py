@@ -89,7 +89,9 @@ def test_scalar_is_rule_3(scalar, kind, K):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize(("K", "n_blocks"), [(32, 1), (96, 8), (160, 1), (192, 2), (256, 8), (448, 4)])
+@pytest.mark.parametrize(
+    ("K", "n_blocks"), [(32, 1), (96, 8), (160, 1), (192, 2), (256, 8), (448, 4)]
+)
 def test_scalar_mxfp4_is_rule_3(scalar, kind, K, n_blocks):
     rng = np.random.default_rng([K, KINDS.index(kind)])
     P, S = mxfp4_bytes(rng, kind, 5, K)
@@ -132,7 +134,11 @@ def test_axis_dot_is_rule_6(leaves, K):
 
 @pytest.mark.parametrize(
     ("mistake", "kind"),
-    [({"odd_first": False}, "plain"), ({"tree": "halving"}, "plain"), ({"ftz": False}, "subnormal")],
+    [
+        ({"odd_first": False}, "plain"),
+        ({"tree": "halving"}, "plain"),
+        ({"ftz": False}, "subnormal"),
+    ],
 )
 def test_control_a_mistake_is_seen(leaves, mistake, kind):
     rng = np.random.default_rng(11)
@@ -223,8 +229,8 @@ def test_mxfp4_scale_bytes(scalar, vector, s):
 
 
 def test_scale_zero_is_plus_zero(leaves):
-    """Every lane reaches -0 in the first chunk. A group of scale 0 in the second adds +0 and leaves +0;
-    one that kept its codes' signs would leave -0."""
+    """Every lane reaches -0 in the first chunk. A group of scale 0 in the second adds +0 and
+    leaves +0; one that kept its codes' signs would leave -0."""
     P, S = np.full((1, 128), 0x99, np.uint8), np.full((1, 8), 127, np.uint8)
     X = np.full((2, 256), np.float32(2.0**-126))
     for T in (1, 2):
