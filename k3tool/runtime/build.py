@@ -7,6 +7,7 @@ installed. It does not decide whether a built interpreter may be used; `interpre
 import concurrent.futures
 import contextlib
 import hashlib
+import json
 import os
 import shutil
 import subprocess
@@ -80,6 +81,8 @@ def build(
     """
     compiler = _compiler()
     output = output or executable_path(root)
+    # Before compiling: a source edited meanwhile makes the result stale, never wrongly fresh.
+    stamp = " ".join([source_hash(root), *defines])
     with contextlib.ExitStack() as stack:
         try:
             output.parent.mkdir(parents=True, exist_ok=True)
@@ -89,7 +92,8 @@ def build(
         folder = Path(name)
         _write_op_list(folder)
         with concurrent.futures.ThreadPoolExecutor(jobs) as pool:
-            commands = [_compile_command(compiler, root, folder, u, defines) for u in _UNITS]
+            made_with = ["-DK3_SOURCE_HASH=" + json.dumps(stamp), *(f"-D{d}" for d in defines)]
+            commands = [[compiler, *_arguments(root, folder, u), *made_with] for u in _UNITS]
             list(pool.map(_run, commands))
         objects = [str(folder / f"{unit[0]}.o") for unit in _UNITS]
         made = folder / EXECUTABLE
@@ -115,14 +119,10 @@ def _write_op_list(folder: Path) -> None:
     (folder / "k3_ops.h").write_text("\n".join(lines) + "\n")
 
 
-def _compile_command(
-    compiler: str, root: Path, folder: Path, unit: tuple[str, str, tuple[str, ...]],
-    defines: Sequence[str],
-) -> list[str]:  # fmt: skip
+def _arguments(root: Path, folder: Path, unit: tuple[str, str, tuple[str, ...]]) -> list[str]:
     name, source, flags = unit
-    stamp = " ".join([source_hash(root), *defines])
     return [
-        compiler, *_COMMON, *flags, f'-DK3_SOURCE_HASH="{stamp}"', *(f"-D{d}" for d in defines),
+        *_COMMON, *flags,
         f"-I{folder}", f"-I{root / 'kernels_cpu'}", f"-I{root / 'kernels_common'}",
         "-c", str(root / "kernels_cpu" / source), "-o", str(folder / f"{name}.o"),
     ]  # fmt: skip
