@@ -7,7 +7,7 @@ from k3tool.artifact import InputRef
 from k3tool.compiler.plan import Phase, Plan
 from k3tool.errors import ArtifactError, UsageError
 from k3tool.isa import device, queues
-from k3tool.isa.stream import Isa, Stream, check_ranges
+from k3tool.isa.stream import Isa, Stream, check_isa
 
 
 def emit(plan: Plan, target: str, plan_name: str = "plan.h5") -> Isa:
@@ -24,7 +24,9 @@ def emit(plan: Plan, target: str, plan_name: str = "plan.h5") -> Isa:
         raise ArtifactError(plan_name, got="no phase", need="at least one")
     streams = {name: _emit_phase(plan, phase, plan_name) for name, phase in plan.phases.items()}
     ancestry = (InputRef("plan", "plan", plan_name, plan.digest), *plan.inputs)
-    return Isa(target, plan.tensors, streams, dict(plan.params), ancestry)
+    isa = Isa(target, plan.tensors, streams, dict(plan.params), ancestry)
+    check_isa(isa, plan_name)
+    return isa
 
 
 def _emit_phase(plan: Plan, phase: Phase, plan_name: str) -> Stream:
@@ -33,7 +35,7 @@ def _emit_phase(plan: Plan, phase: Phase, plan_name: str) -> Stream:
     except ArtifactError as error:
         where = f"{plan_name}: {phase.name}: {error.object}"
         raise ArtifactError(where, got=error.got, need=error.need, hint=error.hint) from None
-    stream = Stream(
+    return Stream(
         name=phase.name,
         max_tokens=phase.max_tokens,
         scratch_floats=queues.scratch_floats(phase.packets, phase.max_tokens),
@@ -42,5 +44,3 @@ def _emit_phase(plan: Plan, phase: Phase, plan_name: str) -> Stream:
         instructions=tuple(device.pack(phase.packets, rank) for rank in range(plan.tp)),
         queues=built,
     )
-    check_ranges(stream, len(plan.tensors), plan.tp, int(plan.params["workgroups"]), plan_name)
-    return stream

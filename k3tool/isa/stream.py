@@ -10,16 +10,16 @@ Letters: P instructions, E entries, W workgroups, R ranks.
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import numpy as np
 
 from k3tool.artifact import Artifact, Dataset, InputRef, open_artifact, write_artifact
 from k3tool.compiler.plan import Tensor, read_tensors, tensor_datasets
-from k3tool.errors import ArtifactError
-from k3tool.isa import device, table
-from k3tool.isa.columns import ENTRY_DTYPE, GATE, WAIT_DTYPE, Columns, spec_of
+from k3tool.isa import table
+from k3tool.isa.columns import ENTRY_DTYPE, WAIT_DTYPE, Columns
 from k3tool.isa.queues import Queues
+from k3tool.isa.stream_checks import check_tables, refuse
 
 ISA_SCHEMA = 1
 _NUMBERS = ("max_tokens", "scratch_floats", "arena_bytes", "peer_bytes")
@@ -120,14 +120,22 @@ def load_isa(path: str | Path) -> Isa:
         }
         isa = Isa(file.target or "", tensors, streams, file.params, tuple(file.inputs), file.digest)
     if not streams:
-        _refuse(str(path), "no phase", f"one of {list(table.ALL_PHASES)}")
-    for stream in streams.values():
-        check_ranges(stream, len(tensors), isa.tp, isa.n_workgroups, str(path))
+        refuse(str(path), "no phase", f"one of {list(table.ALL_PHASES)}")
+    check_isa(isa, str(path))
     return isa
 
 
-def _refuse(what: str, got: object, need: object) -> NoReturn:
-    raise ArtifactError(what, got=got, need=need, hint="emit the stream again with this build")
+def check_isa(isa: Isa, where: str) -> None:
+    """Check every table of a program. Raises: ArtifactError naming the phase and what is wrong."""
+    for name, stream in isa.streams.items():
+        check_tables(
+            stream.instructions,
+            stream.queues,
+            n_tensors=len(isa.tensors),
+            n_ranks=isa.tp,
+            n_workgroups=isa.n_workgroups,
+            at=f"{where}: {name}",
+        )
 
 
 # -- file ----------------------------------------------------------------------------------------
@@ -161,12 +169,12 @@ def _read_stream(file: Artifact, phase: str) -> Stream:
         data = file.read(f"{phase}/{name}")
         shape = (len(data), n_columns) if n_columns else (len(data),)
         if data.shape != shape or data.dtype != np.dtype("<u4"):
-            _refuse(f"{where}/{name}", f"{data.dtype}{list(data.shape)}", f"uint32{list(shape)}")
+            refuse(f"{where}/{name}", f"{data.dtype}{list(data.shape)}", f"uint32{list(shape)}")
         return np.ascontiguousarray(data)
 
     numbers = file.read(f"{phase}/numbers")
     if numbers.shape != (len(_NUMBERS),):
-        _refuse(f"{where}/numbers", list(numbers.shape), [len(_NUMBERS)])
+        refuse(f"{where}/numbers", list(numbers.shape), [len(_NUMBERS)])
     ranks = sorted(name for name in file.names() if name.startswith(f"{phase}/rank-"))
     records = tuple(words(name.removeprefix(f"{phase}/"), table.RECORD_WORDS) for name in ranks)
     queues = Queues(
@@ -179,92 +187,3 @@ def _read_stream(file: Artifact, phase: str) -> Stream:
     )
     fields = {name: int(value) for name, value in zip(_NUMBERS, numbers, strict=True)}
     return Stream(phase, instructions=records, queues=queues, **fields)
-
-
-# -- ranges --------------------------------------------------------------------------------------
-
-
-def check_ranges(
-    stream: Stream, n_tensors: int, n_ranks: int, n_workgroups: int, where: str
-) -> None:
-    """Refuse a stream that would make an interpreter read outside a table.
-
-    Raises: ArtifactError naming the instruction or entry.
-    """
-    at = f"{where}: {stream.name}"
-    if len(stream.instructions) != n_ranks:
-        _refuse(f"{at}: ranks", len(stream.instructions), n_ranks)
-    n_instructions = len(stream.queues.signals)
-    for rank, records in enumerate(stream.instructions):
-        if len(records) != n_instructions:
-            _refuse(f"{at}: rank {rank}: instructions", len(records), n_instructions)
-        _check_records(records, n_tensors, f"{at}: rank {rank}")
-    if stream.n_workgroups != n_workgroups:
-        _refuse(f"{at}: workgroups", stream.n_workgroups, n_workgroups)
-    _check_queues(stream.queues, at)
-    _check_entries(stream, at)
-
-
-def _check_records(records: Columns, n_tensors: int, at: str) -> None:
-    packets = device.unpack(records)
-    for op in np.unique(packets["op"]):
-        rows = np.flatnonzero(packets["op"] == op)
-        spec = spec_of(int(op))
-        if spec is None:
-            name = table.RESERVED.get(int(op), "unknown")
-            _refuse(f"{at}: instruction {rows[0]}: opcode", f"{op} ({name})", "an op of the table")
-        handles = packets["handles"][rows]
-        used = handles[:, : len(spec.operands)]
-        good = (used < n_tensors).all(axis=1)
-        good &= (handles[:, len(spec.operands) :] == table.NO_HANDLE).all(axis=1)
-        if not good.all():
-            bad = int(rows[np.argmin(good)])
-            got = packets["handles"][bad].tolist()
-            need = f"{len(spec.operands)} handles below {n_tensors}, then {table.NO_HANDLE}"
-            _refuse(f"{at}: instruction {bad}: {spec.name}: handles", got, need)
-
-
-def _check_queues(queues: Queues, at: str) -> None:
-    offsets = queues.queue_ofs.astype(np.int64)
-    if offsets[0] != 0 or offsets[-1] != len(queues.entries) or (np.diff(offsets) < 0).any():
-        _refuse(f"{at}: queue_ofs", "bounds out of order", f"0 to {len(queues.entries)}, rising")
-    limits = {0: len(queues.local_counts), GATE: len(queues.gate_counts)}
-    for name, counters in (("wait", queues.waits["counter"]), ("signal", queues.signals)):
-        for bit, limit in limits.items():
-            mine = (counters & GATE) == bit
-            good = ~mine | ((counters & ~np.uint32(GATE)) < limit)
-            if not good.all():
-                bad = int(np.argmin(good))
-                _refuse(f"{at}: {name} {bad}: counter", int(counters[bad]), f"below {limit}")
-
-
-def _check_entries(stream: Stream, at: str) -> None:
-    queues, entries = stream.queues, stream.queues.entries
-    n_instructions = len(queues.signals)
-    inst = entries["inst"].astype(np.int64)
-    # Clip before the look-up: an index out of range is reported by the rule for it.
-    n_units = stream.instructions[0][:, table.WORD_UNITS].astype(np.int64)
-    own_units = n_units[np.minimum(inst, n_instructions - 1)] if n_instructions else inst
-    rules = (
-        ("inst", inst < n_instructions, f"below {n_instructions}"),
-        (
-            "units",
-            (entries["unit0"] < entries["unit1"]) & (entries["unit1"] <= own_units),
-            "a non-empty range of the instruction's units",
-        ),
-        (
-            "waits",
-            entries["wait_ofs"].astype(np.int64) + entries["n_waits"] <= len(queues.waits),
-            f"a range of {len(queues.waits)}",
-        ),
-        (
-            "signals",
-            entries["signal_ofs"].astype(np.int64) + entries["n_signals"] <= len(queues.signals),
-            f"a range of {len(queues.signals)}",
-        ),
-        ("reserved", entries["reserved"] == 0, "0"),
-    )
-    for name, good, need in rules:
-        if not good.all():
-            bad = int(np.argmin(good))
-            _refuse(f"{at}: entry {bad}: {name}", entries[bad].tolist(), need)

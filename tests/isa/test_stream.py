@@ -72,6 +72,11 @@ def set_entry(field: str, value: int) -> Callable[[Isa], None]:
     return change
 
 
+def swap_entries(isa: Isa) -> None:
+    entries = isa.streams["decode"].queues.entries
+    entries[[1, 2]] = entries[[2, 1]]
+
+
 def set_word(word: int, value: int) -> Callable[[Isa], None]:
     def change(isa: Isa) -> None:
         isa.streams["decode"].instructions[1][3, word] = value
@@ -97,6 +102,11 @@ def set_column(name: str, index: int, value: int, field: str = "") -> Callable[[
         (set_entry("n_waits", 8), "decode: entry 2: waits"),
         (set_entry("signal_ofs", 8), "decode: entry 2: signals"),
         (set_entry("reserved", 1), "decode: entry 2: reserved"),
+        (swap_entries, "decode: entry 2: queue order: got instruction 1 after 2"),
+        (set_entry("unit0", 47), "decode: instruction 2: slices"),
+        (set_entry("n_waits", 2), "instruction 2: waits for: got instruction 2, need an earlier"),
+        (set_column("waits", 3, 7, "counter"), "instruction 4: waits for: got instruction 7"),
+        (set_column("waits", 3, 2, "counter"), "instruction 4: waits for: got nobody"),
         (set_word(0, 2), r"rank 1: instruction 3: opcode: got 2 \(EXPERT_FETCH\)"),
         (set_word(0, 250), r"rank 1: instruction 3: opcode: got 250 \(unknown\)"),
         (set_word(1, 20 << 16), "rank 1: instruction 3: ALL_REDUCE_ADD: handles"),
