@@ -2,13 +2,16 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from k3tool.artifact import InputRef
+from k3tool.compiler.dag import packet_dag
 from k3tool.compiler.egraph import saturate
-from k3tool.compiler.extract import extract
-from k3tool.compiler.plan import NUMERICS_MODE, NUMERICS_VERSION, Plan
+from k3tool.compiler.extract import Extracted, extract
+from k3tool.compiler.handles import Handles
+from k3tool.compiler.plan import NUMERICS_MODE, NUMERICS_VERSION, Phase, Plan
 from k3tool.compiler.rules import rules_without
-from k3tool.compiler.schedule import Handles, Shape, build_phase, packet_dag
+from k3tool.compiler.schedule import Layout, build_phase
 from k3tool.errors import UsageError
 from k3tool.isa.table import PAGE_TOKENS
 from k3tool.model.config import K3Config
@@ -26,6 +29,11 @@ class PlanOptions:
     batch: int  # sequences, so tokens in a decode step
     ctx: int  # positions a sequence may reach
     without: tuple[str, ...] = ()  # rules that may not fire
+
+    @property
+    def pages(self) -> int:
+        """Return the pages of latent cache that one sequence needs."""
+        return -(-self.ctx // PAGE_TOKENS)
 
 
 def compile_plan(
@@ -52,32 +60,42 @@ def compile_plan(
     rules = rules_without(options.without)
     built = build_graph(config, tp)
     extracted = extract(built, saturate(built, rules))
-    graph = extracted.graph
-    pages = -(-ctx // PAGE_TOKENS)
-    handles = Handles(graph, tp, slots=batch, pages=batch * pages)
-    dag = packet_dag(graph)
-    phases = {}
-    peer_bytes = 0
-    for name, max_tokens in (("decode", batch), ("prefill", chunk)):
-        shape = Shape(tp, workgroups, max_tokens)
-        rules_by_node = extracted.rules
-        phases[name] = build_phase(name, graph, dag, shape, handles, rules_by_node, peer_bytes)
-        peer_bytes = phases[name].peer_bytes
-    params = {
-        "tp": tp,
-        "target": target,
-        "workgroups": workgroups,
-        "chunk": chunk,
-        "batch": batch,
-        "ctx": min(pages * PAGE_TOKENS, config.max_position_embeddings),
-        "pages_per_slot": pages,
+    handles = Handles(extracted.graph, tp, slots=batch, pages=batch * options.pages)
+    phases = _phases(extracted, options, handles)
+    params = _params(config, options) | {
         "checkpoint_identity": checkpoint_identity,
-        "numerics": {"mode": NUMERICS_MODE, "version": NUMERICS_VERSION},
-        "eps": dict(sorted(config.eps.items())),
         "rules": sorted({row.rule for row in extracted.fired if row.used}),
-        "rules_off": list(options.without),
     }
     return Plan(tuple(handles.tensors), phases, params, extracted.fired, tuple(inputs))
+
+
+def _phases(extracted: Extracted, options: PlanOptions, handles: Handles) -> dict[str, Phase]:
+    """Return both phases: one graph, sized for a batch of single tokens and for a chunk of one."""
+    graph, rules = extracted.graph, extracted.rules
+    dag = packet_dag(graph)
+    phases: dict[str, Phase] = {}
+    peer_bytes = 0
+    for name, max_tokens in (("decode", options.batch), ("prefill", options.chunk)):
+        layout = Layout(options.tp, options.workgroups, max_tokens)
+        phases[name] = build_phase(name, graph, dag, layout, handles, rules, peer_bytes)
+        peer_bytes = phases[name].peer_bytes
+    return phases
+
+
+def _params(config: K3Config, options: PlanOptions) -> dict[str, Any]:
+    """Return what went into a plan, and the sizes that a runtime needs."""
+    return {
+        "tp": options.tp,
+        "target": options.target,
+        "workgroups": options.workgroups,
+        "chunk": options.chunk,
+        "batch": options.batch,
+        "ctx": min(options.pages * PAGE_TOKENS, config.max_position_embeddings),
+        "pages_per_slot": options.pages,
+        "numerics": {"mode": NUMERICS_MODE, "version": NUMERICS_VERSION},
+        "eps": dict(sorted(config.eps.items())),
+        "rules_off": list(options.without),
+    }
 
 
 def _check_options(config: K3Config, options: PlanOptions) -> None:
