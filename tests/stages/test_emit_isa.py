@@ -1,0 +1,91 @@
+"""emit-isa: determinism, refusals with their exit codes, nothing half-written."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from k3tool.artifact import open_artifact
+from k3tool.compiler.plan import load_plan, save_plan
+from tests.isa import plans
+
+Run = Callable[..., Any]
+
+
+@pytest.fixture
+def plan(tmp_path: Path) -> Path:
+    save_plan(plans.plan(), tmp_path / "plan.h5")
+    return tmp_path / "plan.h5"
+
+
+def test_a_plan_becomes_streams_with_the_plan_as_their_input(
+    k3tool: Run, plan: Path, tmp_path: Path
+) -> None:
+    done = k3tool("emit-isa", plan, "--target", "cpu", "-o", tmp_path / "isa.h5")
+    assert done.code == 0, done.err
+    assert "decode: 8 instructions, 20 entries in 4 queues, 7 waits, 2 gates" in done.out
+    with open_artifact(tmp_path / "isa.h5", "isa") as file:
+        assert [(ref.role, ref.content_sha256) for ref in file.inputs] == [
+            ("plan", load_plan(plan).digest)
+        ]
+        assert file.target == "cpu"
+        assert file.read("decode/rank-01/instructions").shape == (8, 16)
+        assert file.read("decode/entries").shape == (20, 8)
+
+
+def test_the_same_plan_gives_the_same_digest(k3tool: Run, plan: Path, tmp_path: Path) -> None:
+    digests = []
+    for name in ("a.h5", "b.h5"):
+        done = k3tool("emit-isa", plan, "-o", tmp_path / name, "--json")
+        assert done.code == 0, done.err
+        digests.append(json.loads(done.out)["digest"])
+    assert digests[0] == digests[1]
+
+
+def test_another_target_than_the_plans_is_refused_and_writes_nothing(
+    k3tool: Run, plan: Path, tmp_path: Path
+) -> None:
+    done = k3tool("emit-isa", plan, "--target", "cuda:sm_90a", "-o", tmp_path / "isa.h5")
+    assert done.code == 2
+    assert "k3tool emit-isa: --target: got cuda:sm_90a, need cpu" in done.err
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["plan.h5"]
+
+
+@pytest.mark.parametrize(
+    ("damage", "code", "message"),
+    [
+        (lambda path: path.unlink(), 3, "no such file"),
+        (lambda path: path.write_bytes(path.read_bytes()[:4000]), 3, "HDF5"),
+        (lambda path: path.write_bytes(b"x" * 100), 3, "HDF5"),
+    ],
+)
+def test_a_damaged_plan_is_refused(
+    k3tool: Run, plan: Path, tmp_path: Path,
+    damage: Callable[[Path], object], code: int, message: str,
+) -> None:  # fmt: skip
+    damage(plan)
+    done = k3tool("emit-isa", plan, "-o", tmp_path / "isa.h5")
+    assert done.code == code
+    assert message in done.err
+    assert not (tmp_path / "isa.h5").exists()
+
+
+def test_streams_are_no_plan(k3tool: Run, plan: Path, tmp_path: Path) -> None:
+    assert k3tool("emit-isa", plan, "-o", tmp_path / "isa.h5").code == 0
+    done = k3tool("emit-isa", tmp_path / "isa.h5", "-o", tmp_path / "again.h5")
+    assert done.code == 3
+    assert "kind: got isa, need plan" in done.err
+
+
+def test_a_plan_of_another_table_is_refused_with_both_hashes(
+    k3tool: Run, plan: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from k3tool.compiler import plan as module
+
+    monkeypatch.setattr(module, "isa_hash", lambda: "f" * 64)
+    done = k3tool("emit-isa", plan, "-o", tmp_path / "isa.h5")
+    assert done.code == 3
+    assert "isa_hash: got" in done.err
+    assert "f" * 64 in done.err

@@ -1,0 +1,136 @@
+"""verify ranks and verify coverage on the command line: lines, JSON, exit codes."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from k3tool.artifact import InputRef
+from k3tool.compiler.plan import save_plan
+from k3tool.isa.emit import emit
+from k3tool.isa.stream import save_isa
+from k3tool.isa.table import SPECS, Op
+from k3tool.runtime.tokens import TOKEN_DTYPE, write_tokens
+from stages import verify
+from tests.isa import plans
+
+Run = Callable[..., Any]
+
+
+def tokens(path: Path, ids: list[list[int]], tp: int | None = None) -> Path:
+    """Write one stream of ids a rank."""
+    ranks = []
+    for row in ids:
+        stream = np.zeros(len(row), TOKEN_DTYPE)
+        stream["step"], stream["id"] = np.arange(len(row)), row
+        stream["best"], stream["second"] = 1.5, 1.25
+        ranks.append(stream)
+    refs = [InputRef(role, role, role, "a" * 64) for role in ("checkpoint", "isa")]
+    params = {"tp": len(ids) if tp is None else tp, "numerics": "f32 1"}
+    write_tokens(path, ranks, [1, 2], params=params, inputs=refs)
+    return path
+
+
+def test_equal_streams_pass_with_a_line_a_check(k3tool: Run, tmp_path: Path) -> None:
+    a, b = tokens(tmp_path / "a.h5", [[5, 6]] * 2), tokens(tmp_path / "b.h5", [[5, 6]] * 2)
+    done = k3tool("verify", "ranks", a, b)
+    assert done.code == 0, done.err
+    assert done.out.splitlines()[-1] == "PASS: 5 PASS, 0 FAIL, 0 NOT RUN"
+    assert all(line.startswith("PASS") for line in done.out.splitlines())
+
+
+def test_a_difference_exits_4_and_says_where(k3tool: Run, tmp_path: Path) -> None:
+    done = k3tool("verify", "ranks", tokens(tmp_path / "a.h5", [[5, 6, 7], [5, 9, 7]]))
+    assert done.code == 4
+    line = next(line for line in done.out.splitlines() if line.startswith("FAIL  "))
+    assert "first difference at step 1 in id: rank 0 has id 6 (logit 1.5, margin 0.25)" in line
+    assert "rank 1 has id 9" in line
+    assert done.err.startswith("k3tool verify: verify ranks: got 1 PASS, 1 FAIL")
+
+
+@pytest.mark.parametrize("streams", [[], [[]], [[], []]])
+def test_nothing_to_compare_exits_4(k3tool: Run, tmp_path: Path, streams: list[list[int]]) -> None:
+    done = k3tool("verify", "ranks", tokens(tmp_path / "a.h5", streams))
+    assert done.code == 4
+
+
+def test_a_missing_rank_exits_4_and_is_named(k3tool: Run, tmp_path: Path) -> None:
+    done = k3tool("verify", "ranks", tokens(tmp_path / "a.h5", [[5]] * 7, tp=8))
+    assert done.code == 4
+    assert "missing [7]" in done.out
+
+
+def test_damaged_and_absent_files_exit_3_and_no_file_2(k3tool: Run, tmp_path: Path) -> None:
+    path = tokens(tmp_path / "a.h5", [[5]])
+    assert k3tool("verify", "ranks", path).code == 0
+    path.write_bytes(path.read_bytes()[:-50])
+    assert k3tool("verify", "ranks", path).code == 3
+    assert k3tool("verify", "ranks", tmp_path / "none.h5").code == 3
+    assert k3tool("verify", "ranks").code == 2
+
+
+def test_json_carries_checks_and_verdict(k3tool: Run, tmp_path: Path) -> None:
+    done = k3tool("verify", "ranks", tokens(tmp_path / "a.h5", [[5], [6]]), "--json")
+    assert done.code == 4
+    data = json.loads(done.out)
+    assert data["sound"] is False
+    assert [check["status"] for check in data["checks"]] == ["PASS", "FAIL"]
+
+
+# -- coverage ------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def isa(tmp_path: Path) -> Path:
+    save_isa(emit(save_plan(plans.plan(), tmp_path / "plan.h5"), "cpu"), tmp_path / "isa.h5")
+    return tmp_path / "isa.h5"
+
+
+def pretend(monkeypatch: pytest.MonkeyPatch, without: set[Op]) -> None:
+    """Let the interpreter have all handlers but these."""
+    have = {int(op) for op in SPECS if op not in without}
+    monkeypatch.setattr(verify, "handlers", lambda target: {"decode": have, "prefill": have})
+
+
+def test_coverage_passes_and_counts_what_was_not_run(
+    k3tool: Run, isa: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pretend(monkeypatch, set())
+    done = k3tool("verify", "coverage", isa)
+    assert done.code == 0, done.err
+    assert done.out.splitlines()[-1] == "PASS: 8 PASS, 0 FAIL, 2 NOT RUN"
+    assert k3tool("verify", "coverage", isa, "--strict").code == 4
+
+
+def test_coverage_names_an_op_whose_handler_was_removed(
+    k3tool: Run, isa: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pretend(monkeypatch, {Op.RMSNORM})
+    done = k3tool("verify", "coverage", isa)
+    assert done.code == 4
+    assert "FAIL    opcodes handled, decode: no handler for RMSNORM (instruction 1 on)" in done.out
+
+
+def test_coverage_names_weights_that_the_program_does_not_read(
+    k3tool: Run, isa: Path, oracle: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pretend(monkeypatch, set())
+    done = k3tool("verify", "coverage", isa, "--weights", oracle("tiny13"))
+    assert done.code == 4
+    assert "FAIL    weights of the model read, decode:" in done.out
+    assert "read by no instruction of any rank" in done.out
+
+
+def test_coverage_refuses_a_program_made_from_other_weights(
+    k3tool: Run, tmp_path: Path, oracle: Callable[[str], Path]
+) -> None:
+    plan = plans.plan()
+    refs = (InputRef("checkpoint", "checkpoint", "other", "b" * 64),)
+    plan = type(plan)(plan.tensors, plan.phases, plan.params, (), refs)
+    save_isa(emit(plan, "cpu"), tmp_path / "isa.h5")
+    done = k3tool("verify", "coverage", tmp_path / "isa.h5", "--weights", oracle("tiny13"))
+    assert done.code == 3
+    assert "checkpoint other: got bbbbbbbbbbbbbbbb.." in done.err
