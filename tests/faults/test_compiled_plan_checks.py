@@ -73,7 +73,7 @@ def test_each_wait_one_off_is_seen_by_the_thresholds(plan: Plan, by: int) -> Non
     phase = plan.phases["decode"]
     for index in range(0, len(phase.waits), 5):
         waits = phase.waits.copy()
-        waits["threshold"][index] += np.uint32(by % 2**32)
+        waits["threshold"][index] = int(waits["threshold"][index]) + by
         altered = replace(plan, phases={"decode": replace(phase, waits=waits)})
         found = {c.name: c for c in check_plan(altered) if c.status == "FAIL"}
         assert "D thresholds decode" in found, index
