@@ -19,7 +19,7 @@ class BuildInterpreter(build_py):
         # Editable installs run from the source tree, so the executable belongs there.
         root = ROOT if self.editable_mode else Path(self.build_lib)
         try:
-            interpreter.build(interpreter.executable_path(root), root=ROOT)
+            interpreter.build(interpreter.executable_path(root), root=ROOT, keep=self.editable_mode)
         except TargetError as error:
             sys.exit(error.text("install"))
 

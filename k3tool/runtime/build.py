@@ -15,6 +15,7 @@ import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 from k3tool.errors import TargetError
 from k3tool.isa.table import SPECS
@@ -33,15 +34,24 @@ _AVX2 = ("-mavx2", "-mfma", "-mbmi2")
 _AVX512 = (
     "-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mavx512vbmi", *_AVX2,
 )  # fmt: skip
-# (object, source, flags); the bodies are compiled once a leaf set.
-_UNITS: tuple[tuple[str, str, tuple[str, ...]], ...] = (
-    ("scalar", "ops_body.c", ("-DK3_LEAVES_SCALAR", "-O2", "-fno-tree-vectorize")),
-    ("avx2", "ops_body.c", ("-DK3_LEAVES_AVX2", "-O3", *_AVX2)),
-    ("avx512", "ops_body.c", ("-DK3_LEAVES_AVX512", "-O3", *_AVX512)),
-    ("interp", "interp.c", ("-O2",)),
-    ("memory", "memory.c", ("-O2",)),
-    ("image", "image.c", ("-O2",)),
-    ("main", "main.c", ("-O2",)),
+
+
+class Unit(NamedTuple):
+    """One object file; the op bodies are compiled once a leaf set."""
+
+    name: str
+    source: str
+    flags: tuple[str, ...]
+
+
+_UNITS = (
+    Unit("scalar", "ops_body.c", ("-DK3_LEAVES_SCALAR", "-O2", "-fno-tree-vectorize")),
+    Unit("avx2", "ops_body.c", ("-DK3_LEAVES_AVX2", "-O3", *_AVX2)),
+    Unit("avx512", "ops_body.c", ("-DK3_LEAVES_AVX512", "-O3", *_AVX512)),
+    Unit("interp", "interp.c", ("-O2",)),
+    Unit("memory", "memory.c", ("-O2",)),
+    Unit("image", "image.c", ("-O2",)),
+    Unit("main", "main.c", ("-O2",)),
 )
 
 
@@ -71,35 +81,56 @@ def executable_path(root: Path = ROOT) -> Path:
 
 
 def build(
-    output: Path | None = None, *, root: Path = ROOT, defines: Sequence[str] = (), jobs: int = 2
+    output: Path | None = None,
+    *,
+    root: Path = ROOT,
+    defines: Sequence[str] = (),
+    only: Sequence[str] = (),
+    keep: bool = True,
 ) -> Path:
     """Compile the interpreter to `output` (default: executable_path) and return its path.
 
-    `defines` makes a variant for a negative control; its source hash is changed with it, so that a
-    loader never takes it for the real one.
+    `defines` makes a variant for a negative control, in the units named by `only` (default: all);
+    it enters the source hash, so that a loader never takes a variant for the real one. `keep`
+    leaves objects in the build folder for the next variant.
     Raises: TargetError if there is no C compiler or it refuses a source.
     """
     compiler = _compiler()
     output = output or executable_path(root)
     # Before compiling: a source edited meanwhile makes the result stale, never wrongly fresh.
-    stamp = " ".join([source_hash(root), *defines])
+    sources = source_hash(root)
     with contextlib.ExitStack() as stack:
         try:
             output.parent.mkdir(parents=True, exist_ok=True)
-            name = stack.enter_context(tempfile.TemporaryDirectory(dir=output.parent))
+            folder = Path(stack.enter_context(tempfile.TemporaryDirectory(dir=output.parent)))
+            kept = executable_path(root).parent / "objects" if keep else folder
+            kept.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise TargetError(str(output), got=error.strerror, need="a writable folder") from None
-        folder = Path(name)
         _write_op_list(folder)
-        with concurrent.futures.ThreadPoolExecutor(jobs) as pool:
-            made_with = ["-DK3_SOURCE_HASH=" + json.dumps(stamp), *(f"-D{d}" for d in defines)]
-            commands = [[compiler, *_arguments(root, folder, u), *made_with] for u in _UNITS]
-            list(pool.map(_run, commands))
-        objects = [str(folder / f"{unit[0]}.o") for unit in _UNITS]
+        jobs, objects = [], []
+        for unit in _UNITS:
+            extra = [f"-D{name}" for name in defines if not only or unit.name in only]
+            if unit.name == "main":
+                stamp = " ".join([sources, *defines, *only])
+                extra.append("-DK3_SOURCE_HASH=" + json.dumps(stamp))
+            key = hashlib.sha256(repr((sources, unit, extra)).encode()).hexdigest()[:16]
+            objects.append(kept / f"{unit.name}-{key}.o")
+            arguments = [compiler, *_arguments(root, folder, unit), *extra]
+            jobs.append((arguments, folder / f"{unit.name}.o", objects[-1]))
+        with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
+            list(pool.map(_compile, jobs))
         made = folder / EXECUTABLE
-        _run([compiler, "-pthread", "-o", str(made), *objects, "-lm"])
+        _run([compiler, "-pthread", "-o", str(made), *map(str, objects), "-lm"])
         os.replace(made, output)
+    if keep and not defines:
+        _forget_others(kept, objects)
     return output
+
+
+def _forget_others(kept: Path, objects: Sequence[Path]) -> None:
+    for path in set(kept.glob("*.o")) - set(objects):
+        path.unlink(missing_ok=True)
 
 
 def _compiler() -> str:
@@ -119,13 +150,20 @@ def _write_op_list(folder: Path) -> None:
     (folder / "k3_ops.h").write_text("\n".join(lines) + "\n")
 
 
-def _arguments(root: Path, folder: Path, unit: tuple[str, str, tuple[str, ...]]) -> list[str]:
-    name, source, flags = unit
+def _arguments(root: Path, folder: Path, unit: Unit) -> list[str]:
     return [
-        *_COMMON, *flags,
+        *_COMMON, *unit.flags,
         f"-I{folder}", f"-I{root / 'kernels_cpu'}", f"-I{root / 'kernels_common'}",
-        "-c", str(root / "kernels_cpu" / source), "-o", str(folder / f"{name}.o"),
+        "-c", str(root / "kernels_cpu" / unit.source),
     ]  # fmt: skip
+
+
+def _compile(job: tuple[list[str], Path, Path]) -> None:
+    """Compile to a temporary name and rename: another build may run at the same time."""
+    arguments, temporary, made = job
+    if not made.exists():
+        _run([*arguments, "-o", str(temporary)])
+        os.replace(temporary, made)
 
 
 def _run(command: list[str]) -> None:
@@ -141,7 +179,7 @@ def _run(command: list[str]) -> None:
 def main() -> int:
     """Build in place; print where, or the one-line reason why not."""
     try:
-        print(build(jobs=os.cpu_count() or 1))
+        print(build())
     except TargetError as error:
         print(error.text("build"), file=sys.stderr)
         return error.exit_code

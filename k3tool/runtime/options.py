@@ -8,14 +8,15 @@ from k3tool.errors import UsageError
 from k3tool.model.config import K3Config
 
 DEFAULT_CHUNK, DEFAULT_CONTEXT, BATCH = 64, 4096, 1
+_MOST = {"threads": 1024, "workgroups": 4096, "chunk": 4096}
 
 
 @dataclass(frozen=True, slots=True)
 class RunOptions:
     """One run. `source` is a checkpoint or a shards folder; None means: chosen from the rest.
 
-    `threads` is per rank. `prefill` names the program that reads the prompt: `decode` reads it one
-    token at a time. `without` and `eps` change the plan. `interpreter` runs another build of `k3-cpu`.
+    `threads` is per rank. `prefill` names the program that reads the prompt; `decode` reads one
+    token a step. `without` and `eps` change the plan. `interpreter` runs another build of `k3-cpu`.
     """
 
     source: Path
@@ -63,8 +64,9 @@ def check_request(options: RunOptions, config: K3Config) -> None:
             )
     for name in ("gen", "threads", "chunk", "ctx", "workgroups"):
         value = getattr(options, name)
-        if value is not None and value < 1:
-            raise UsageError(f"--{name}", got=value, need="at least 1")
+        if value is not None and not 1 <= value <= _MOST.get(name, value):
+            most = f"1 to {_MOST[name]}" if name in _MOST else "at least 1"
+            raise UsageError(f"--{name}", got=value, need=most)
     if options.prefill not in ("prefill", "decode"):
         raise UsageError("--prefill", got=options.prefill, need="prefill or decode")
     if options.isa is not None and options.plan is not None:
