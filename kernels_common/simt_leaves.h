@@ -9,7 +9,8 @@
  * must be visible before the call, outputs are after the body's next K3_SYNC. Teams do not wait for each other.
  * The scalar results of k3_dot_f32 and k3_sum_f32 are computed by every team and returned to every lane.
  *
- * The dialect supplies k3_team_partner<M>, k3_load4, k3_stream4, k3_stream1, K3_LANE, K3_BLOCK_LANES and K3_UNROLL.
+ * The dialect supplies k3_team_partner<M>, k3_load4, k3_stream4, k3_stream1, K3_LANE, K3_BLOCK_LANES, K3_UNROLL,
+ * and how leaves are called: K3_TILE_LEAF (row tiles, many registers), K3_SMALL_LEAF (the others).
  * Bits: gated against kernels_cpu/leaves/scalar.h by tests/kernels/test_simt_leaves.py, which runs this file
  * with emulated lanes. It has not run on a GPU yet. */
 #ifndef K3_SIMT_LEAVES_H
@@ -242,28 +243,28 @@ K3_FN void k3_rows(const K3RowsCall<Matrix> &a) {
         k3_tiles<1, 1, true>(a);
 }
 
-K3_LEAF void k3_rows_dot_bf16(const K3Ctx *c, const uint16_t *W, uint64_t ldw, uint32_t row0, uint32_t row1,
+K3_TILE_LEAF void k3_rows_dot_bf16(const K3Ctx *c, const uint16_t *W, uint64_t ldw, uint32_t row0, uint32_t row1,
                               uint32_t K, uint32_t n_blocks, const float *X, uint64_t ldx, uint32_t n_tok,
                               float *Y, uint64_t ldy) {
     (void)c;
     k3_rows(K3RowsCall<K3MatrixBf16>{{W, ldw}, row0, row1, K, n_blocks, X, ldx, n_tok, Y, ldy, 0});
 }
 
-K3_LEAF void k3_rows_dot_f32(const K3Ctx *c, const float *W, uint64_t ldw, uint32_t row0, uint32_t row1,
+K3_TILE_LEAF void k3_rows_dot_f32(const K3Ctx *c, const float *W, uint64_t ldw, uint32_t row0, uint32_t row1,
                              uint32_t K, uint32_t n_blocks, const float *X, uint64_t ldx, uint32_t n_tok,
                              float *Y, uint64_t ldy) {
     (void)c;
     k3_rows(K3RowsCall<K3MatrixF32>{{W, ldw}, row0, row1, K, n_blocks, X, ldx, n_tok, Y, ldy, 0});
 }
 
-K3_LEAF void k3_rows_dot_mxfp4(const K3Ctx *c, const uint8_t *W, const uint8_t *S, uint32_t row0,
+K3_TILE_LEAF void k3_rows_dot_mxfp4(const K3Ctx *c, const uint8_t *W, const uint8_t *S, uint32_t row0,
                                uint32_t row1, uint32_t K, uint32_t n_blocks, const float *X, uint64_t ldx,
                                uint32_t n_tok, float *Y, uint64_t ldy) {
     (void)c;
     k3_rows(K3RowsCall<K3MatrixMxfp4>{{W, S, K}, row0, row1, K, n_blocks, X, ldx, n_tok, Y, ldy, 0});
 }
 
-K3_LEAF void k3_rows_blocks_mxfp4(const K3Ctx *c, const uint8_t *W, const uint8_t *S, uint32_t row0,
+K3_TILE_LEAF void k3_rows_blocks_mxfp4(const K3Ctx *c, const uint8_t *W, const uint8_t *S, uint32_t row0,
                                   uint32_t row1, uint32_t K, uint32_t n_blocks, const float *X, float *D) {
     (void)c;
     k3_rows(K3RowsCall<K3MatrixMxfp4>{{W, S, K}, row0, row1, K, n_blocks, X, 0, 1, 0, 0, D});
@@ -283,13 +284,13 @@ K3_FN float k3_team_dot(const float *a, const float *b, uint32_t K) {
     return k3_team_fold(acc);
 }
 
-K3_LEAF float k3_dot_f32(const K3Ctx *c, const float *a, const float *b, uint32_t K) {
+K3_SMALL_LEAF float k3_dot_f32(const K3Ctx *c, const float *a, const float *b, uint32_t K) {
     (void)c;
     if (k3_aligned(a, 16u) && k3_aligned(b, 16u) && K % 8u == 0u) return k3_team_dot<true>(a, b, K);
     return k3_team_dot<false>(a, b, K);
 }
 
-K3_LEAF float k3_sum_f32(const K3Ctx *c, const float *a, uint32_t K) {
+K3_SMALL_LEAF float k3_sum_f32(const K3Ctx *c, const float *a, uint32_t K) {
     float acc[4] = {};
     (void)c;
     for (uint32_t i = K3_TEAM_ELEMENTS * (K3_LANE % K3_TEAM); i < K; i += K3_CHUNK) {
@@ -331,13 +332,13 @@ K3_FN float k3_column(const Word *M, uint64_t ld, uint32_t n, const float *x) {
     return root;
 }
 
-K3_LEAF void k3_cols_dot_f32(const K3Ctx *c, const float *M, uint64_t ld, uint32_t n, uint32_t col0,
+K3_SMALL_LEAF void k3_cols_dot_f32(const K3Ctx *c, const float *M, uint64_t ld, uint32_t n, uint32_t col0,
                              uint32_t col1, const float *x, float *y) {
     (void)c;
     K3_FOR(j, col0, col1) { y[j] = k3_column(M + j, ld, n, x); }
 }
 
-K3_LEAF void k3_cols_dot_bf16(const K3Ctx *c, const uint16_t *M, uint64_t ld, uint32_t n, uint32_t col0,
+K3_SMALL_LEAF void k3_cols_dot_bf16(const K3Ctx *c, const uint16_t *M, uint64_t ld, uint32_t n, uint32_t col0,
                               uint32_t col1, const float *x, float *y) {
     (void)c;
     K3_FOR(j, col0, col1) { y[j] = k3_column(M + j, ld, n, x); }

@@ -1,7 +1,7 @@
 /* One slice of one instruction on a block of GPU lanes, for both vendors. C++.
  *
  * Not the interpreter: no queue, no waits, no signals. It makes every op body of a phase meet the vendor's
- * compiler, and it lets a host launch a single slice. k3_ops.h is the list of #include "ops/<name>.h" derived
+ * compiler, and a host can launch a single slice. k3_ops.h is the list of #include "ops/<name>.h" derived
  * from the op table, so an op without a body is a compile error that names it. */
 #ifndef K3_SIMT_SLICE_H
 #define K3_SIMT_SLICE_H
@@ -17,27 +17,23 @@
         k3_op_##name(c, inst, unit0, unit1);   \
         break;
 
-/* Run units [unit0, unit1) of `inst`. All lanes call; an opcode without a body is a fault, never a no-op. */
-#define K3_SLICE_FUNCTION(function, OPS)                                                            \
-    K3_FN void function(K3Ctx *c, const K3Inst *inst, uint32_t unit0, uint32_t unit1) {             \
-        switch (inst->op) {                                                                         \
-            OPS(K3_CASE)                                                                            \
-            default:                                                                                \
-                if (K3_LANE0) k3_trap(c, K3_FAULT_OPCODE, inst->op);                                \
-        }                                                                                           \
-        K3_SYNC(c);                                                                                 \
-    }
-
-/* The kernel: lane 0 copies the context to the block's shared memory, because every lane must see a trap, and
- * returns the fault to where the host finds it. One block a launch. */
-#define K3_SLICE_KERNEL(kernel, function)                                                               \
+/* The kernel: units [unit0, unit1) of `inst` on one block. Lane 0 copies the context to the block's shared memory,
+ * because every lane must see a trap, and returns the fault to where the host finds it. An opcode without a body
+ * is a fault, never a no-op. */
+#define K3_SLICE_KERNEL(kernel, OPS)                                                                    \
     extern "C" __global__ void __launch_bounds__(K3_BLOCK_LANES)                                        \
         kernel(K3Ctx *ctx, const K3Inst *inst, uint32_t unit0, uint32_t unit1) {                        \
-        __shared__ K3Ctx c;                                                                             \
-        if (K3_LANE0) c = *ctx;                                                                         \
-        K3_SYNC(&c);                                                                                    \
-        function(&c, inst, unit0, unit1);                                                               \
-        if (K3_LANE0) ctx->fault = c.fault, ctx->fault_detail = c.fault_detail;                         \
+        __shared__ K3Ctx shared;                                                                        \
+        K3Ctx *c = &shared;                                                                             \
+        if (K3_LANE0) *c = *ctx;                                                                        \
+        K3_SYNC(c);                                                                                     \
+        switch (inst->op) {                                                                             \
+            OPS(K3_CASE)                                                                                \
+            default:                                                                                    \
+                if (K3_LANE0) k3_trap(c, K3_FAULT_OPCODE, inst->op);                                    \
+        }                                                                                               \
+        K3_SYNC(c);                                                                                     \
+        if (K3_LANE0) ctx->fault = c->fault, ctx->fault_detail = c->fault_detail;                       \
     }
 
 /* Rule 1's canaries, to be run before the first step: in = {a, c, subnormal, 1, 2^-126, 2, -2^-76, 2^-76}, for the

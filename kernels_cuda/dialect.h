@@ -19,6 +19,9 @@ typedef signed long int64_t;
 #define K3_INLINE static __device__ __forceinline__
 #define K3_MEMBER __device__ __forceinline__
 #define K3_LEAF static __device__
+/* One copy of each: inlined into every body the code grows tenfold and ptxas spills. */
+#define K3_TILE_LEAF static __device__ __noinline__
+#define K3_SMALL_LEAF static __device__ __noinline__
 #define K3_UNROLL _Pragma("unroll")
 #define K3_RESTRICT __restrict__
 #define K3_STATIC_ASSERT(condition, text) static_assert(condition, text)

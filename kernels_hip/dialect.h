@@ -26,6 +26,10 @@ typedef __INT64_TYPE__ int64_t;
 #define K3_INLINE static __device__ inline __attribute__((always_inline))
 #define K3_MEMBER __device__ inline __attribute__((always_inline))
 #define K3_LEAF static __device__ __attribute__((unused))
+/* A callee saves the registers from v40 on in scratch memory, some 90 KB a block: the tiles are inlined. What needs
+ * fewer is not, or the code would not fit an instruction cache. */
+#define K3_TILE_LEAF static __device__ __attribute__((always_inline))
+#define K3_SMALL_LEAF static __device__ __attribute__((noinline))
 #define K3_UNROLL _Pragma("unroll")
 #define K3_RESTRICT __restrict__
 #define K3_STATIC_ASSERT(condition, text) static_assert(condition, text)

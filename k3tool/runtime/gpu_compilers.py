@@ -33,11 +33,16 @@ _CLANG = "clang-22"
 
 @dataclass(frozen=True, slots=True)
 class Kernel:
-    """What the compiler says of one kernel. `spills` counts bytes on CUDA, registers on HIP."""
+    """What the compiler says of one kernel.
+
+    `spills` goes to memory: bytes on CUDA, registers on HIP. `scalar_spills` are HIP's scalar
+    registers kept in lanes of vector registers, which touches no memory.
+    """
 
     name: str
     registers: int
     spills: int
+    scalar_spills: int
     stack_bytes: int
     shared_bytes: int
     code_bytes: int
@@ -175,6 +180,7 @@ def _cuda(target: str, compiler: str, ptx: str, opaque: str, cubin: bytes, log: 
                 name=name,
                 registers=int(registers),
                 spills=int(stores) + int(loads),
+                scalar_spills=0,
                 stack_bytes=int(stack),
                 shared_bytes=int(shared.group(1)) if shared else 0,
                 code_bytes=sizes[name],
@@ -198,10 +204,10 @@ def _clang(source: Source, target: str, flags: tuple[str, ...] = HIP_FLAGS) -> C
             "-nogpuinc", f"--offload-arch={arch}", "-O3", "-std=c++17", "-Wall",
             "-Wno-unused-function", *flags, str(base / "x.hip"), "-o",
         ]  # fmt: skip
-        _call([*command, str(base / "x.hsaco")], source, target)
-        _call([*command, str(base / "x.s"), "-S"], source, target)
+        _call([*command, str(base / "x.hsaco"), "-save-temps=obj"], source, target)
         _call([*command, str(base / "x.ll"), "-S", "-emit-llvm", OPAQUE], source, target)
-        assembly, ir = ((base / name).read_text() for name in ("x.s", "x.ll"))
+        (saved,) = base.glob("*.s")
+        assembly, ir = saved.read_text(), (base / "x.ll").read_text()
         code = (base / "x.hsaco").read_bytes()
     version = _version([_CLANG, "--version"], r"version ([\d.]+)")
     findings = gpu_text.gcn_findings(assembly) + gpu_text.ir_findings(ir)
@@ -212,6 +218,8 @@ def _clang(source: Source, target: str, flags: tuple[str, ...] = HIP_FLAGS) -> C
 def _hip_kernels(assembly: str, sizes: dict[str, int]) -> list[Kernel]:
     """Read the kernels' metadata, which the assembly carries as YAML."""
     _, _, metadata = assembly.partition("amdhsa.kernels:")
+    # What a called function saves is in no kernel's count; any kernel may call it.
+    called = len(re.findall(r"scratch_store_\w+ .*Spill$", assembly, re.MULTILINE))
     kernels = []
     for entry in metadata.split("- .agpr_count:")[1:]:
         field = dict(re.findall(r"^    \.(\w+): +(\S+)", entry, re.MULTILINE))
@@ -219,7 +227,8 @@ def _hip_kernels(assembly: str, sizes: dict[str, int]) -> list[Kernel]:
             Kernel(
                 name=field["name"],
                 registers=int(field["vgpr_count"]),
-                spills=int(field["vgpr_spill_count"]) + int(field["sgpr_spill_count"]),
+                spills=int(field["vgpr_spill_count"]) + called,
+                scalar_spills=int(field["sgpr_spill_count"]),
                 stack_bytes=int(field["private_segment_fixed_size"]),
                 shared_bytes=int(field["group_segment_fixed_size"]),
                 code_bytes=sizes[field["name"]],

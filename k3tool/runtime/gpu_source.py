@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from k3tool.errors import TargetError
-from k3tool.isa.table import SPECS
+from k3tool.isa.table import ALL_PHASES, SPECS
 
 ROOT = Path(__file__).resolve().parents[2]
 COMMON = ROOT / "kernels_common"
@@ -102,7 +102,24 @@ def expand(text: str, name: str, target: str) -> Source:
     return Source(name, "\n".join(expansion.lines) + "\n")
 
 
-def op_bodies(target: str) -> Source:
-    """Return the expanded source with every op body of `target`."""
+def op_names(target: str, phase: str) -> tuple[str, ...]:
+    """Return the names of the ops that `target` serves in `phase`, by number."""
+    rows = sorted(SPECS.items())
+    return tuple(s.name for _, s in rows if target in s.targets and phase in s.phases)
+
+
+def phases(target: str) -> dict[str, tuple[str, ...]]:
+    """Return phase -> ops, each set of ops once: equal phases compile to equal code."""
+    distinct: dict[str, tuple[str, ...]] = {}
+    for phase in ALL_PHASES:
+        names = op_names(target, phase)
+        if names not in distinct.values():
+            distinct[phase] = names
+    return distinct
+
+
+def op_bodies(target: str, phase: str) -> Source:
+    """Return the expanded source with every op body of `target` in `phase`."""
     path = ROOT / f"kernels_{target}" / {"cuda": "ops_body.cu", "hip": "ops_body.hip"}[target]
-    return expand(path.read_text(), _shown(path), target)
+    define = f"#define K3_PHASE_{phase.upper()}\n"
+    return expand(define + path.read_text(), _shown(path), target)

@@ -67,7 +67,7 @@ LENGTHS = [1, 2, 7, 8, 9, 31, 64, 127, 128, 129, 130, 200, 256, 264, 384, 520, 1
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("type_", ["bf16", "f32"])
 def test_rows_equal_scalar(scalar, simt, type_, kind):
-    """Aligned and unaligned, so that the vector and the element path both run; 131 rows: 4 a team."""
+    """Aligned and unaligned, so that vector and element path run; 131 rows: four a team."""
     rng = np.random.default_rng([KINDS.index(kind), len(type_)])
     make = bf16_words if type_ == "bf16" else f32_bits
     for K in LENGTHS:

@@ -15,6 +15,8 @@
 #define K3_INLINE static inline
 #define K3_MEMBER inline
 #define K3_LEAF static __attribute__((unused, noinline))
+#define K3_TILE_LEAF K3_LEAF
+#define K3_SMALL_LEAF K3_LEAF
 #define K3_UNROLL
 #define K3_RESTRICT __restrict__
 #define K3_STATIC_ASSERT(condition, text) static_assert(condition, text)
