@@ -12,6 +12,7 @@ import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from k3tool.artifact import InputRef, canonical_json
 from k3tool.checkpoint.reader import Checkpoint
@@ -155,7 +156,7 @@ def program(source: Source, options: RunOptions, say: Say) -> Isa:
 def _cached_program(source: Source, options: RunOptions, say: Say) -> Isa:
     folder = cache_folder(options)
     target = get_target(TARGET)
-    settings = {
+    settings: dict[str, Any] = {
         "tp": source.tp,
         "target": target.name,
         "workgroups": options.workgroups or target.workgroups,
@@ -179,7 +180,9 @@ def _cached_program(source: Source, options: RunOptions, say: Say) -> Isa:
                 say(f"program from the cache: {path}")
                 return isa
         say(f"compiling: {path}")
-        compiled = compile_plan(source.config, inputs=[reference], **settings)  # type: ignore[arg-type]
+        compiled = compile_plan(
+            source.config, inputs=[reference], checkpoint_identity=source.identity, **settings
+        )
         plan = save_plan(compiled, plan_path)
         save_isa(emit(plan, target.name, plan_path.name), path)
         return load_isa(path)
@@ -201,22 +204,13 @@ def _check_foreign(isa: Isa, source: Source, options: RunOptions, name: str) -> 
     if isa.tp != source.tp:
         hint = f"compile a plan with --tp {source.tp}"
         raise ArtifactError(f"{name}: tp", got=isa.tp, need=source.tp, hint=hint)
-    known = {
-        "checkpoint": source.identity,
-        "config": hashlib.sha256((source.path / "config.json").read_bytes()).hexdigest(),
-        "shards": source.shards.digest if source.shards is not None else "",
-    }
-    refs = [ref for ref in isa.inputs if ref.kind in known]
-    if not refs:
-        raise ArtifactError(f"{name}: inputs", got="no model", need=f"made from {source.path}")
-    for ref in refs:
-        need = known[ref.kind]
-        if ref.content_sha256 != need:
-            raise ArtifactError(
-                f"{name}: {ref.kind} {ref.name}", got=f"{ref.content_sha256[:16]}..",
-                need=f"{need[:16]}.. of {source.path}" if need else f"made from {source.path}",
-                hint="compile the plan again from what you run",
-            )  # fmt: skip
+    made_for = str(isa.params["checkpoint_identity"])
+    if made_for != source.identity:
+        raise ArtifactError(
+            f"{name}: checkpoint", got=f"{made_for[:16]}.." if made_for else "none, only a config",
+            need=f"{source.identity[:16]}.. of {source.path}",
+            hint=f"k3tool compile-plan {source.path} -o plan.h5",
+        )  # fmt: skip
     for option, value in (("workgroups", options.workgroups), ("ctx", options.ctx)):
         if value is not None and value > int(isa.params[option]):
             raise ArtifactError(f"{name}: {option}", got=isa.params[option], need=value)
