@@ -94,7 +94,7 @@ def _report(options: Options, as_json: bool) -> None:
         for check in result.checks:
             click.echo(f"{check.status:<7} {check.name}: {check.detail}")
         click.echo(f"{'PASS' if result.sound else 'FAIL'}: {summary(result.checks)}")
-    require(result.checks, f"verify {options.what}", strict=options.strict)
+    require(result.checks, options.what, strict=options.strict)
 
 
 def _strict() -> common.Decorator:

@@ -48,7 +48,7 @@ def test_a_difference_exits_4_and_says_where(k3tool: Run, tmp_path: Path) -> Non
     line = next(line for line in done.out.splitlines() if line.startswith("FAIL  "))
     assert "first difference at step 1 in id: rank 0 has id 6 (logit 1.5, margin 0.25)" in line
     assert "rank 1 has id 9" in line
-    assert done.err.startswith("k3tool verify: verify ranks: got 1 PASS, 1 FAIL")
+    assert done.err.startswith("k3tool verify: ranks: got 1 PASS, 1 FAIL")
 
 
 @pytest.mark.parametrize("streams", [[], [[]], [[], []]])
