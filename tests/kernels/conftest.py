@@ -9,6 +9,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from k3tool.isa.table import SPECS
+from tests.kernels.bodies import Bodies
+
 ROOT = Path(__file__).resolve().parents[2]
 COMMON = [
     "-std=gnu11", "-ffp-contract=off", "-fno-fast-math", "-fno-trapping-math", "-fno-math-errno",
@@ -98,6 +101,20 @@ def cpu_flags() -> set[str]:
     return set()
 
 
+def build(folder: Path, isa: str, shim: str) -> Path:
+    """Compile one shim with one set of leaves; skip where this CPU cannot run it."""
+    missing = NEEDS[isa] - cpu_flags()
+    if missing:
+        pytest.skip(f"NOT RUN: no {' '.join(sorted(missing))} on this CPU")
+    path = folder / f"{isa}.so"
+    source = str(ROOT / "tests/kernels" / shim)
+    flags = [*COMMON, "-I", str(folder), *FLAGS[isa], f"-DK3_LEAVES_{isa.upper()}"]
+    command = ["gcc", *flags, source, "-o", str(path), "-lm"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return path
+
+
 @pytest.fixture(scope="session")
 def leaf_library(tmp_path_factory):
     """Return ``load(isa) -> Leaves``, building each compilation once."""
@@ -105,19 +122,31 @@ def leaf_library(tmp_path_factory):
 
     def load(isa: str) -> Leaves:
         if isa not in made:
-            missing = NEEDS[isa] - cpu_flags()
-            if missing:
-                pytest.skip(f"NOT RUN: no {' '.join(sorted(missing))} on this CPU")
-            path = folder / f"{isa}.so"
-            shim = str(ROOT / "tests/kernels/shim.c")
-            define = f"-DK3_LEAVES_{isa.upper()}"
-            command = ["gcc", *COMMON, *FLAGS[isa], define, shim, "-o", str(path), "-lm"]
-            done = subprocess.run(command, capture_output=True, text=True, check=False)
-            assert done.returncode == 0, done.stderr
-            made[isa] = Leaves(isa, path)
+            made[isa] = Leaves(isa, build(folder, isa, "shim.c"))
         return made[isa]
 
     return load
+
+
+@pytest.fixture(scope="session")
+def body_library(tmp_path_factory):
+    """Return ``load(isa) -> Bodies``, building each compilation once."""
+    folder, made = tmp_path_factory.mktemp("bodies"), {}
+    names = [spec.name.lower() for spec in SPECS.values() if "cpu" in spec.targets]
+    (folder / "k3_ops.h").write_text("".join(f'#include "ops/{name}.h"\n' for name in names))
+
+    def load(isa: str) -> Bodies:
+        if isa not in made:
+            made[isa] = Bodies(isa, build(folder, isa, "shim_ops.c"))
+        return made[isa]
+
+    return load
+
+
+@pytest.fixture(params=["scalar", "avx2", "avx512"])
+def bodies(request, body_library):
+    """The op bodies with every set of leaves."""
+    return body_library(request.param)
 
 
 @pytest.fixture

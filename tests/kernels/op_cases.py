@@ -1,0 +1,275 @@
+"""One case per op of the table: operands as stored, the same as binary64 for the meaning, sizes.
+
+The sizes are chosen to hurt: an axis above 512 that is not a multiple of 128 (rule 6, tails), heads
+of 34, slices inside heads, MXFP4 blocks inside scale groups, contexts of more than one page.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from k3tool.isa.table import SPECS, Op
+from tests.kernels import rule3
+from tests.kernels.bodies import Tokens
+
+T, H, HEADS, D = 5, 528, 3, 34  # tokens, hidden, heads, head width
+NOPE, ROPE, LATENT, V = 24, 8, 80, 20
+EXPERTS, TOP_K, INNER = 12, 3, 96
+RANKS = 4
+
+
+@dataclass
+class Case:
+    """One instruction: `stored` operands by name, `meaning` the same as numbers."""
+
+    op: Op
+    n_units: int
+    width: int
+    unit_cols: int
+    params: dict[str, float]
+    stored: dict[str, Any]
+    meaning: dict[str, Any]
+    out: str
+    out_shape: tuple[int, ...]
+    state: str | None = None  # written in place besides out
+    ranks: int = 1
+    out_words: bool = False  # compare words, not numbers (ids, indices)
+    keep: list[object] = field(default_factory=list)
+    tokens: Callable[[], Tokens] = lambda: Tokens(T)
+    slots: int = 1
+
+
+def rng(op: Op) -> np.random.Generator:
+    return np.random.default_rng(int(op))
+
+
+def bf16(values: np.ndarray) -> np.ndarray:
+    """Truncate to bf16 words."""
+    words = np.ascontiguousarray(values, np.float32).view(np.uint32) >> 16
+    return words.astype(np.uint16).reshape(values.shape)
+
+
+def dense(op: Op, *shape: int, scale: float = 1.0) -> np.ndarray:
+    return (rng(op).normal(0, scale, shape) + 0.01 * len(shape)).astype(np.float32)
+
+
+def weight(seed: int, *shape: int) -> np.ndarray:
+    values = np.random.default_rng(seed).normal(0, 1 / np.sqrt(shape[-1]), shape)
+    return bf16(values.astype(np.float32))
+
+
+def norm_weight(seed: int, n: int) -> np.ndarray:
+    return bf16((1 + 0.2 * np.random.default_rng(seed).normal(size=n)).astype(np.float32))
+
+
+def experts(seed: int, rows: int, K: int) -> tuple[np.ndarray, list[Any], list[object]]:
+    """A table of K3Expert, the decoded matrices, and what must stay alive."""
+    generator = np.random.default_rng(seed)
+    packed = generator.integers(0, 256, (EXPERTS, rows, K // 2)).astype(np.uint8)
+    scales = generator.integers(121, 125, (EXPERTS, rows, K // 32)).astype(np.uint8)
+    scales[:, 0, 0] = 0
+    pointers = [(p.ctypes.data, s.ctypes.data) for p, s in zip(packed, scales, strict=True)]
+    table = np.array(pointers, np.uint64)
+    assert ctypes.sizeof(ctypes.c_void_p) == 8
+    decoded = [rule3.mxfp4(p, s) for p, s in zip(packed, scales, strict=True)]
+    return table, decoded, [packed, scales]
+
+
+def simple(op: Op, params: dict[str, float], width: int = 40, **inputs: np.ndarray) -> Case:
+    """An elementwise op over columns."""
+    return Case(op, width, width, 1, params, dict(inputs), dict(inputs), "y", (T, width))
+
+
+def elementwise() -> list[Case]:
+    x = {op: dense(op, T, 40, scale=6.0) for op in Op}
+    u = {op: x[op][::-1].copy() for op in Op}
+    caps = {"beta": 4.0, "linear_beta": 25.0}
+    return [
+        simple(Op.ADD, {}, a=x[Op.ADD], b=u[Op.ADD]),
+        simple(Op.MUL, {}, a=x[Op.MUL], b=u[Op.MUL]),
+        simple(Op.SIGMOID, {}, x=x[Op.SIGMOID]),
+        simple(Op.SILU, {}, x=x[Op.SILU]),
+        simple(Op.SOFTCAP, {"beta": 25.0}, x=x[Op.SOFTCAP]),
+        simple(Op.SITU, caps, gate=x[Op.SITU], up=u[Op.SITU]),
+        simple(Op.SCALE, {"factor": 34**-0.5}, x=x[Op.SCALE]),
+        simple(Op.MLA_OUT_GATE, {}, o=x[Op.MLA_OUT_GATE], gate=u[Op.MLA_OUT_GATE]),
+    ]
+
+
+def products() -> list[Case]:
+    x = dense(Op.GEMV_BF16, T, H)
+    w, up, norm = weight(1, 21, H), weight(2, 21, H), norm_weight(3, H)
+    W, UP, N = rule3.bf16(w), rule3.bf16(up), rule3.bf16(norm)
+    caps = {"beta": 4.0, "linear_beta": 25.0}
+    head = {"head_only": 0}
+    table = weight(4, 30, 40)
+    ids = np.array([3, 29, 0, 7, 7], np.uint32)
+    return [
+        Case(Op.GEMV_BF16, 21, 21, 1, {"K": H, **head}, {"x": x, "w": w}, {"x": x, "w": W},
+             "y", (T, 21)),
+        Case(Op.GEMV_BF16_BLOCKS, 21, 21, 1, {"K": H, "n_blocks": 8}, {"x": x, "w": w},
+             {"x": x, "w": W}, "y", (T, 21)),
+        Case(Op.NORM_GEMV_BF16, 21, 21, 1, {"K": H, "eps": 1e-5, **head},
+             {"x": x, "norm": norm, "w": w}, {"x": x, "norm": N, "w": W}, "y", (T, 21)),
+        Case(Op.GLU_BF16, 21, 21, 1, {"K": H, **caps}, {"x": x, "gate": w, "up": up},
+             {"x": x, "gate": W, "up": UP}, "y", (T, 21)),
+        Case(Op.EMBED_BF16, 40, 40, 1, {"vocab": 30}, {"table": table},
+             {"table": rule3.bf16(table)}, "y", (T, 40), tokens=lambda: Tokens(T, ids=ids)),
+    ]  # fmt: skip
+
+
+def norms() -> list[Case]:
+    x, norm = dense(Op.RMSNORM, T, H), norm_weight(5, H)
+    N, C = rule3.bf16(norm), HEADS * D
+    h, gate = dense(Op.L2NORM, T, C), dense(Op.KDA_GATED_NORM, T, C)
+    o_norm = (1 + 0.2 * rng(Op.HEAD_RMSNORM).normal(size=D)).astype(np.float32)
+    blocks = dense(Op.ATTN_RES, 3, T, H)
+    rn, rp = norm_weight(6, H), weight(7, H)
+    mix = {"prefix": x, "blocks": blocks, "res_norm": rn, "res_proj": rp}
+    mean = {"prefix": x, "blocks": blocks, "res_norm": rule3.bf16(rn), "res_proj": rule3.bf16(rp)}
+    stack = np.zeros((3, T, H), np.float32)
+    return [
+        Case(Op.RMSNORM, T, H, 0, {"eps": 1e-5}, {"x": x, "norm": norm}, {"x": x, "norm": N},
+             "y", (T, H)),
+        Case(Op.ATTN_RES, T, H, 0, {"n_blocks": 2, "eps": 1e-5}, mix, mean, "y", (T, H)),
+        Case(Op.ATTN_RES_NORM, T, H, 0, {"n_blocks": 3, "eps": 1e-5, "norm_eps": 1e-5},
+             {**mix, "norm": norm}, {**mean, "norm": N}, "y", (T, H)),
+        Case(Op.BLOCK_PUSH, H, H, 1, {"index": 1}, {"prefix": x, "blocks": stack},
+             {"prefix": x, "blocks": stack[:1]}, "blocks", (3, T, H)),
+        Case(Op.L2NORM, HEADS, C, D, {"eps": 1e-6}, {"x": h}, {"x": h}, "y", (T, C)),
+        Case(Op.HEAD_RMSNORM, HEADS, C, D, {"eps": 1e-5}, {"x": h, "norm": o_norm},
+             {"x": h, "norm": o_norm}, "y", (T, C)),
+        Case(Op.KDA_GATED_NORM, HEADS, C, D, {"eps": 1e-5}, {"o": h, "norm": o_norm, "gate": gate},
+             {"o": h, "norm": o_norm, "gate": gate}, "y", (T, C)),
+    ]  # fmt: skip
+
+
+def delta() -> list[Case]:
+    C = HEADS * D
+    q, k, v, f = (dense(op, T, C) for op in (Op.KDA_STEP, Op.KDA_CORE, Op.KDA_DECAY, Op.SHORT_CONV))
+    b, conv = dense(Op.MUL, T, HEADS), dense(Op.CONV_SILU, C, 4)
+    a_log = np.concatenate([rng(Op.KDA_DECAY).normal(0, 0.5, HEADS), np.zeros(9)]).astype(
+        np.float32
+    )
+    dt = dense(Op.ADD, C)
+    keep = np.exp(-np.abs(f)).astype(np.float32)
+    beta = (1 / (1 + np.exp(-b))).astype(np.float32)
+    unit = (k / np.linalg.norm(k.reshape(T, HEADS, D), axis=-1).repeat(D, -1)).astype(np.float32)
+    bent = {"f": f, "a_log": a_log, "dt_bias": dt}
+    core = {"q": q, "k": k, "v": v, "f": f, "b": b, "a_log": a_log, "dt_bias": dt}
+    step = {"q": q, "k": unit, "v": v, "decay": keep, "beta": beta}
+    dirty = np.full((2, 3, C), np.float32(9e9))
+    states = np.full((2, HEADS, D, D), np.float32(np.nan))
+    two = lambda: Tokens(T, slot=np.ones(T))  # noqa: E731
+    cases = [
+        Case(Op.KDA_DECAY, HEADS, C, D, {"lower_bound": -5.0}, bent, bent, "y", (T, C)),
+        Case(Op.KDA_STEP, HEADS, C, D, {}, {**step, "s": states}, {**step, "s": None},
+             "y", (T, C), "s"),
+        Case(Op.KDA_CORE, HEADS, C, D, {"l2_eps": 1e-6, "q_scale": D**-0.5, "lower_bound": -5.0},
+             {**core, "s": states}, {**core, "s": None}, "y", (T, C), "s"),
+    ]  # fmt: skip
+    for op in (Op.SHORT_CONV, Op.CONV_SILU):
+        stored = {"x": q, "conv": conv, "taps": dirty}
+        cases.append(Case(op, C, C, 1, {}, stored, {**stored, "taps": None}, "y", (T, C), "taps"))
+    for case in cases[1:]:
+        case.tokens, case.slots = two, 2
+    return cases
+
+
+def latent_attention() -> list[Case]:
+    n = NOPE + V
+    kv_b, norm = weight(8, HEADS * n, LATENT), norm_weight(9, LATENT)
+    KV, N = rule3.bf16(kv_b), rule3.bf16(norm)
+    sizes = {"nope": NOPE, "v": V, "latent": LATENT}
+    q = dense(Op.MLA_QLAT, T, HEADS * (NOPE + ROPE))
+    x = dense(Op.MLA_CACHE, T, LATENT + ROPE)
+    ctx, gate = dense(Op.MLA_UV, T, HEADS * LATENT), dense(Op.MLA_UV_GATE, T, HEADS * V)
+    first = 600  # three pages; pages 5, 2, 7 of the cache hold them
+    pages = np.array([[1, 1, 1], [5, 2, 7]], np.uint32)
+    cache = dense(Op.MLA_ATTEND, 8, 256, LATENT + ROPE)
+    rows = cache[[5, 2, 7]].reshape(-1, LATENT + ROPE)[: first + T]
+    ql = dense(Op.MLA_ATTEND, T, HEADS * (LATENT + ROPE), scale=2.0)
+    scale = (NOPE + ROPE) ** -0.5
+    where = lambda: Tokens(T, first, slot=np.ones(T), page_table=pages)  # noqa: E731
+    return [
+        Case(Op.MLA_QLAT, HEADS, HEADS * (LATENT + ROPE), LATENT + ROPE, {**sizes, "rope": ROPE},
+             {"q": q, "kv_b": kv_b}, {"q": q, "kv_b": KV}, "y", (T, HEADS * (LATENT + ROPE))),
+        Case(Op.MLA_CACHE, T, LATENT + ROPE, 0, {"latent": LATENT, "rope": ROPE, "eps": 1e-6},
+             {"x": x, "norm": norm, "cache": cache.copy()},
+             {"x": x, "norm": N, "cache": rows[:first]}, "cache", (8, 256, LATENT + ROPE),
+             tokens=where),
+        Case(Op.MLA_ATTEND, HEADS, HEADS * LATENT, LATENT,
+             {"latent": LATENT, "rope": ROPE, "scale": scale, "page_tokens": 256},
+             {"q": ql, "cache": cache}, {"q": ql, "cache": rows}, "y", (T, HEADS * LATENT),
+             tokens=where),
+        Case(Op.MLA_UV, HEADS * V, HEADS * V, 1, sizes, {"ctx": ctx, "kv_b": kv_b},
+             {"ctx": ctx, "kv_b": KV}, "y", (T, HEADS * V)),
+        Case(Op.MLA_UV_GATE, HEADS * V, HEADS * V, 1, sizes,
+             {"ctx": ctx, "kv_b": kv_b, "gate": gate}, {"ctx": ctx, "kv_b": KV, "gate": gate},
+             "y", (T, HEADS * V)),
+    ]  # fmt: skip
+
+
+def route_words() -> tuple[np.ndarray, np.ndarray]:
+    """A route as stored and as numbers."""
+    generator = np.random.default_rng(10)
+    ids = np.sort([generator.permutation(EXPERTS)[:TOP_K] for _ in range(T)], axis=-1)
+    weights = generator.dirichlet(np.ones(TOP_K), T).astype(np.float32)
+    stored = np.concatenate([ids.astype(np.uint32), weights.view(np.uint32)], axis=1)
+    return np.ascontiguousarray(stored), np.concatenate([ids, weights.astype(np.float64)], axis=1)
+
+
+def mixture() -> list[Case]:
+    logits = dense(Op.ROUTER_TOPK, T, EXPERTS, scale=2.0)
+    logits[:, 5] = logits[:, 2]  # a tie where the bias ties too: the lower id
+    bias = dense(Op.MUL, EXPERTS, scale=0.3)
+    bias[5] = bias[2]
+    stored, numbers = route_words()
+    z, e = dense(Op.MOE_UP_MXFP4, T, LATENT * 2), dense(Op.MOE_DOWN_MXFP4, T, TOP_K * INNER)
+    w1, W1, k1 = experts(11, 21, LATENT * 2)
+    w3, W3, k3 = experts(12, 21, LATENT * 2)
+    w2, W2, k2 = experts(13, 70, INNER)  # blocks of 12 lie inside scale groups; 70 rows: two tiles
+    caps = {"beta": 4.0, "linear_beta": 25.0}
+    up, rows = {"K": LATENT * 2, "top_k": TOP_K}, (T, TOP_K * 21)
+    zs, zn = {"z": z, "route": stored}, {"z": z, "route": numbers}
+    return [
+        Case(Op.ROUTER_TOPK, T, 2 * TOP_K, 0, {"n_experts": EXPERTS, "top_k": TOP_K, "scale": 1.5},
+             {"logits": logits, "bias": bias}, {"logits": logits, "bias": bias},
+             "y", (T, 2 * TOP_K)),
+        Case(Op.MOE_UP_MXFP4, 21, TOP_K * 21, 1, up, {**zs, "w": w1}, {**zn, "w": W1}, "y", rows,
+             keep=k1),
+        Case(Op.MOE_GLU_MXFP4, 21, TOP_K * 21, 1, {**up, **caps}, {**zs, "w1": w1, "w3": w3},
+             {**zn, "w1": W1, "w3": W3}, "y", rows, keep=k1 + k3),
+        Case(Op.MOE_DOWN_MXFP4, 70, 70, 1, {"K": INNER, "top_k": TOP_K, "n_blocks": 8},
+             {"x": e, "route": stored, "w2": w2}, {"x": e, "route": numbers, "w2": W2},
+             "y", (T, 70), keep=k2),
+    ]  # fmt: skip
+
+
+def collectives() -> list[Case]:
+    W, shard = 48, 12
+    x, up = dense(Op.ALL_REDUCE, RANKS, T, W), dense(Op.ALL_GATHER, RANKS, T, shard)
+    residual = dense(Op.ALL_REDUCE_ADD, T, W)
+    cols = {"shard_cols": shard}
+    rows = [
+        (Op.ALL_REDUCE, {}, {"x": x}),
+        (Op.ALL_REDUCE_ADD, {}, {"residual": residual, "x": x}),
+        (Op.ALL_GATHER, cols, {"x": up}),
+        (Op.REDUCE_GATHER, cols, {"up": up, "x": x}),
+        (Op.REDUCE_GATHER_ADD, cols, {"residual": residual, "up": up, "x": x}),
+    ]
+    return [Case(op, W, W, 1, p, dict(i), dict(i), "y", (T, W), ranks=RANKS) for op, p, i in rows]
+
+
+CASES = {
+    case.op: case
+    for family in (elementwise, products, norms, delta, latent_attention, mixture, collectives)
+    for case in family()
+}
+WITHOUT_CASE = {Op.NOP, Op.ARGMAX, Op.ARGMAX_FOLD}  # no numbers, or tests of their own
+assert set(CASES) | WITHOUT_CASE == set(SPECS)
