@@ -177,18 +177,16 @@ def save_plan(plan: Plan, path: str | Path) -> Plan:
 def load_plan(path: str | Path) -> Plan:
     """Read and check plan.h5. Raises: ArtifactError naming the file and what differs."""
     with open_artifact(path, "plan", PLAN_SCHEMA, isa_hash=isa_hash()) as file:
-        names = set(file.names())
-        data = {name: file.read(name) for name in names}
+        needed = {*tensor_datasets(()), *_fired_datasets(())}
+        needed |= {f"phases/{name}/{part}" for name in PHASES for part in ("wire", "rules")}
+        data = {name: file.read(name) for name in needed}  # one that is absent is refused by name
         params, inputs, digest = file.params, tuple(file.inputs), file.digest
         attrs = dict(file.attrs)
+    for name in ("proof_status", *(f"{p}.{field}" for p in PHASES for field in _PHASE_NUMBERS)):
+        if name not in attrs:
+            raise ArtifactError(f"{path}: {name}", got="absent", need="an attribute of a plan")
     status = str(attrs["proof_status"])
-    phases = {
-        name: _read_phase(name, data, attrs, str(path))
-        for name in PHASES
-        if f"phases/{name}/wire" in names
-    }
-    if not phases:
-        raise ArtifactError(str(path), got="a plan without phases", need="decode and prefill")
+    phases = {name: _read_phase(name, data, attrs, str(path)) for name in PHASES}
     return Plan(read_tensors(data), phases, params, _read_fired(data), inputs, status, digest)
 
 

@@ -37,15 +37,17 @@ class Term:
 
     def value_variables(self) -> list[str]:
         """Return the variables that stand for graph values, each once, in order of appearance."""
-        found: list[str] = []
-        for term in self.subterms():
-            found += [term.name] if term.name else []
-            found += [x for x in term.inputs if isinstance(x, str)]
+        found = [self.name] if self.name else []
+        for item in self.inputs:
+            found += [item] if isinstance(item, str) else item.value_variables()
         return list(dict.fromkeys(found))
 
     def attr_variables(self) -> list[str]:
         """Return the variables that stand for attributes, each once, in order of appearance."""
-        found = [a for term in self.subterms() for a in term.attrs if isinstance(a, str)]
+        found: list[str] = []
+        for item in self.inputs:
+            found += item.attr_variables() if isinstance(item, Term) else []
+        found += [attr for attr in self.attrs if isinstance(attr, str)]
         return list(dict.fromkeys(found))
 
 
