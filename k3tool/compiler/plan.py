@@ -182,7 +182,7 @@ def load_plan(path: str | Path) -> Plan:
         data = {name: file.read(name) for name in needed}  # one that is absent is refused by name
         params, inputs, digest = file.params, tuple(file.inputs), file.digest
         attrs = dict(file.attrs)
-    for name in ("proof_status", *(f"{p}.{field}" for p in PHASES for field in _PHASE_NUMBERS)):
+    for name in ("proof_status", *(f"{p}.{word}" for p in PHASES for word in _PHASE_NUMBERS)):
         if name not in attrs:
             raise ArtifactError(f"{path}: {name}", got="absent", need="an attribute of a plan")
     status = str(attrs["proof_status"])

@@ -111,16 +111,12 @@ def load_isa(path: str | Path) -> Isa:
     Raises: ArtifactError naming the file, the phase and what is out of range.
     """
     with open_artifact(path, "isa", ISA_SCHEMA, isa_hash=table.isa_hash()) as file:
-        names = set(file.names())
-        tensors = read_tensors({n: file.read(n) for n in names if n.startswith("tensors/")})
-        streams = {
-            phase: _read_stream(file, phase)
-            for phase in table.ALL_PHASES
-            if f"{phase}/numbers" in names
-        }
+        for name in ("tp", "workgroups"):
+            if not isinstance(file.params.get(name), int):
+                refuse(f"{path}: params: {name}", file.params.get(name), "a number")
+        tensors = read_tensors({name: file.read(name) for name in tensor_datasets(())})
+        streams = {phase: _read_stream(file, phase) for phase in table.ALL_PHASES}
         isa = Isa(file.target or "", tensors, streams, file.params, tuple(file.inputs), file.digest)
-    if not streams:
-        refuse(str(path), "no phase", f"one of {list(table.ALL_PHASES)}")
     check_isa(isa, str(path))
     return isa
 
