@@ -68,8 +68,8 @@ def find_compiler(target: str) -> Compiler | None:
     if target not in TARGETS:
         raise TargetError("--target", got=target, need=" or ".join(TARGETS))
     if target.startswith("hip:"):
-        return _clang if shutil.which(_CLANG) and shutil.which("ld.lld-22") else None
-    if shutil.which("nvcc"):
+        return clang if shutil.which(_CLANG) and shutil.which("ld.lld-22") else None
+    if shutil.which("nvcc") and shutil.which("ptxas"):
         return nvcc
     return nvrtc if nvrtc_library() else None
 
@@ -193,7 +193,7 @@ def _cuda(target: str, compiler: str, ptx: str, opaque: str, cubin: bytes, log: 
 # ---- HIP ----------------------------------------------------------------------------------------
 
 
-def _clang(source: Source, target: str, flags: tuple[str, ...] = HIP_FLAGS) -> Compiled:
+def clang(source: Source, target: str, flags: tuple[str, ...] = HIP_FLAGS) -> Compiled:
     """Compile with clang and lld, without ROCm: assembly, code object, and IR for the fma check."""
     arch = target.partition(":")[2]
     with tempfile.TemporaryDirectory() as folder:
