@@ -13,10 +13,14 @@ Every artifact file
 7. MUST hold big data in datasets, never in attributes (HDF5 refuses attributes above 64 KiB);
 8. MUST give each dataset `axes` (JSON list of names), `unit` and `dtype` (logical: bf16 is u2);
 9. MUST NOT hold timestamps, machine names or absolute paths: same inputs, same digest;
-10. MUST be written beside its final name and renamed when complete; it is never edited.
+10. MUST be written beside its final name and renamed when complete; it is never edited;
+11. MUST start with a 512-byte user block of text that holds the sha256 of all bytes behind it, and
+   a reader MUST check it before it lets the HDF5 library parse the file.
 
 The digest is of content, not of file bytes: creation order, chunking and compression differ between
-equal artifacts. Strings count as their UTF-8 bytes, numbers as little-endian C-order bytes.
+equal artifacts. The file's own hash stands in front because the HDF5 library does not survive
+damage gracefully: one flipped bit can make it loop for minutes. Strings count as their UTF-8 bytes,
+numbers as little-endian C-order bytes.
 """
 
 import functools
@@ -35,10 +39,11 @@ import numpy.typing as npt
 
 from k3tool import __version__
 from k3tool.atomic import atomic_path
-from k3tool.errors import ArtifactError
+from k3tool.errors import ArtifactError, K3Error
 
 Array = npt.NDArray[Any]
 KINDS = ("coverage", "shards", "plan", "isa", "tokens", "trace", "bench")
+USER_BLOCK_BYTES = 512  # the smallest that HDF5 allows
 _UNHASHED = ("k3.content_sha256", "k3.tool")
 _OPTIONAL = {"target": "k3.target", "phase": "k3.phase", "isa_hash": "k3.isa_hash"}
 
@@ -121,12 +126,23 @@ def write_artifact(
     )
     roots["k3.content_sha256"], roots["k3.tool"] = digest, tool_version()
     path = Path(path)
-    with atomic_path(path) as temporary, h5py.File(temporary, "w") as file:
-        for name, value in sorted(roots.items()):
-            file.attrs[name] = value
-        for name in sorted(stored):
-            _write_dataset(file, name, stored[name], _words(datasets[name], stored[name]))
+    with atomic_path(path) as temporary:
+        with h5py.File(temporary, "w", userblock_size=USER_BLOCK_BYTES) as file:
+            for name, value in sorted(roots.items()):
+                file.attrs[name] = value
+            for name in sorted(stored):
+                _write_dataset(file, name, stored[name], _words(datasets[name], stored[name]))
+        with temporary.open("r+b") as raw:
+            raw.write(_user_block(kind, temporary))
     return digest
+
+
+def _user_block(kind: str, path: Path) -> bytes:
+    """Return the text in front of the file, padded: its kind and the hash of what follows."""
+    with path.open("rb") as file:
+        file.seek(USER_BLOCK_BYTES)
+        sha256 = hashlib.file_digest(file, "sha256").hexdigest()
+    return f"k3tool {kind}\nsha256 {sha256}\n".encode().ljust(USER_BLOCK_BYTES, b"\0")
 
 
 def _stored(name: str, dataset: Dataset) -> Array:
@@ -223,7 +239,7 @@ class Artifact:
 
     def names(self) -> list[str]:
         """Return all dataset names, sorted."""
-        return _dataset_names(self._file)
+        return _names(self._file)
 
     def read(self, name: str) -> Array:
         """Return one dataset whole. Raises: ArtifactError naming the file if it is absent."""
@@ -289,19 +305,41 @@ def open_artifact(
     path = Path(path)
     if not path.is_file():
         raise ArtifactError(str(path), got="no such file", need=f"a {kind or 'k3tool'} artifact")
+    _check_user_block(path, kind)
     try:
         file = h5py.File(path, "r")
-    except OSError:
-        raise ArtifactError(
-            str(path), got="not a readable HDF5 file", need=f"a {kind or 'k3tool'} artifact"
-        ) from None
+    except OSError as error:
+        raise ArtifactError(str(path), got=f"unreadable ({error})", need="an HDF5 file") from None
     try:
         _check_roots(path, file, {"k3.kind": kind, "k3.schema": schema, "k3.isa_hash": isa_hash})
         _check_digest(path, file)
         return Artifact(path, file)
-    except BaseException:
+    except K3Error:
         file.close()
         raise
+
+
+def _check_user_block(path: Path, kind: str | None) -> None:
+    try:
+        with path.open("rb") as file:
+            block = file.read(USER_BLOCK_BYTES)
+            words = block.split(b"\n")[0].decode(errors="replace").split(" ")
+            if words[0] != "k3tool" or len(words) != 2:
+                raise ArtifactError(
+                    str(path), got="no k3tool file", need=f"a {kind or 'k3tool'} artifact"
+                )
+        intact = block == _user_block(words[1], path)
+    except OSError as error:
+        raise ArtifactError(
+            str(path), got=error.strerror or str(error), need="a readable file"
+        ) from None
+    if not intact:
+        raise ArtifactError(
+            f"{path}: sha256",
+            got="other bytes than were written",
+            need="an intact file",
+            hint="the file was altered, cut or damaged: write it again",
+        )
 
 
 def _check_roots(path: Path, file: h5py.File, wanted: Mapping[str, object]) -> None:
@@ -321,15 +359,9 @@ def _check_roots(path: Path, file: h5py.File, wanted: Mapping[str, object]) -> N
 
 def _check_digest(path: Path, file: h5py.File) -> None:
     roots = _roots(file)
-    try:
-        found = _content_sha256(
-            roots,
-            ((name, _read_stored(file[name]), _roots(file[name])) for name in _dataset_names(file)),
-        )
-    except (OSError, RuntimeError, UnicodeDecodeError) as error:
-        raise ArtifactError(
-            str(path), got=f"unreadable content ({error})", need="an intact file"
-        ) from None
+    found = _content_sha256(
+        roots, ((name, _read_stored(file[name]), _roots(file[name])) for name in _names(file))
+    )
     if found != roots["k3.content_sha256"]:
         raise ArtifactError(
             f"{path}: content_sha256",
@@ -348,7 +380,7 @@ def _roots(node: h5py.File | h5py.Dataset) -> dict[str, Any]:
     return values
 
 
-def _dataset_names(file: h5py.File) -> list[str]:
+def _names(file: h5py.File) -> list[str]:
     names: list[str] = []
 
     def visit(name: str, node: h5py.Group | h5py.Dataset) -> None:

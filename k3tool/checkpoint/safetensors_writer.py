@@ -103,5 +103,6 @@ class SafetensorsWriter:
             self._file.close()
             assert kind is not None or len(self.digests) == len(self.tensors), "a tensor is missing"
         except BaseException as failure:
-            return self._atomic.__exit__(type(failure), failure, failure.__traceback__)
+            self._atomic.__exit__(type(failure), failure, failure.__traceback__)
+            raise
         return self._atomic.__exit__(kind, error, trace)
