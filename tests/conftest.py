@@ -14,6 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
+import hypothesis
 import numpy as np
 import pytest
 
@@ -22,6 +23,9 @@ from k3tool.checkpoint.reader import Checkpoint
 REPO = Path(__file__).resolve().parent.parent
 DATA = REPO / "tests" / "data"
 SHARED = REPO.parent / "shared"
+# A busy machine is not a failure: time limits belong to whole tests.
+hypothesis.settings.register_profile("k3", deadline=None)
+hypothesis.settings.load_profile("k3")
 ORACLES = ("tiny13", "tiny13_eps", "tiny_tp8", "tiny_wide")
 
 
