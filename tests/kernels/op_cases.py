@@ -226,9 +226,9 @@ def route_words() -> tuple[np.ndarray, np.ndarray]:
 
 def mixture() -> list[Case]:
     logits = dense(Op.ROUTER_TOPK, T, EXPERTS, scale=2.0)
-    logits[:, 5] = logits[:, 2]  # a tie where the bias ties too: the lower id
     bias = dense(Op.MUL, EXPERTS, scale=0.3)
-    bias[5] = bias[2]
+    bias[[7, 9]], bias[[2, 5]] = 4, 2
+    logits[:, 5] = logits[:, 2]  # the third place is a tie: the lower id
     stored, numbers = route_words()
     z, e = dense(Op.MOE_UP_MXFP4, T, LATENT * 2), dense(Op.MOE_DOWN_MXFP4, T, TOP_K * INNER)
     w1, W1, k1 = experts(11, 21, LATENT * 2)
