@@ -13,7 +13,7 @@ threshold) pair of u32 per wait. All little-endian.
 
 import functools
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import NoReturn
 
 import numpy as np
@@ -170,47 +170,44 @@ def first_fault(packets: Columns, waits: Columns) -> tuple[int, str, object, str
     """Return (packet index, field, got, need) of the first field out of range, None if all fit."""
     assert packets.dtype == PACKET_DTYPE, packets.dtype
     assert waits.dtype == WAIT_DTYPE, waits.dtype
-    n_packets = len(packets)
-    index = np.arange(n_packets, dtype=np.int64)
-    wide = {name: packets[name].astype(np.int64) for name in (*FIELDS, "wait_ofs", "n_waits")}
-    n_operands = _per_op(packets["op"], lambda spec: len(spec.operands))
-    n_params = _per_op(packets["op"], lambda spec: len(spec.params))
-    tiles = -(-wide["n_units"] // np.maximum(wide["grain"], 1))
-    used = np.arange(table.N_HANDLES) < n_operands[:, None]
-    spare = np.arange(table.N_PARAMS) >= n_params[:, None]
-    local = (wide["counter"] & GATE) == 0
-    known_flags = PACKET_DIGEST | PACKET_REARM
-    rules = (
-        ("op", n_operands >= 0, "an op of the table"),
-        ("flags", (packets["flags"] & ~np.uint16(known_flags)) == 0, f"bits of {known_flags}"),
-        (
-            "handles",
-            ((packets["handles"] == table.NO_HANDLE) != used).all(axis=1),
-            "a tensor for each operand and none beyond",
-        ),
-        ("params", ~((packets["params"] != 0) & spare).any(axis=1), "0 beyond the op's own"),
-        ("n_units", wide["n_units"] >= 1, "at least 1"),
-        ("width", wide["width"] >= 1, "at least 1"),
-        ("grain", wide["grain"] >= 1, "at least 1"),
-        (
-            "n_slices",
-            (wide["n_slices"] >= 1) & (wide["n_slices"] <= np.minimum(tiles, MAX_SLICES)),
-            f"1 to the number of tiles, at most {MAX_SLICES}",
-        ),
-        (
-            "counter",
-            np.where(local, wide["counter"] == index, (wide["counter"] & ~GATE) < n_packets),
-            "the packet's own index or a gate below the number of packets",
-        ),
-        ("threshold", wide["threshold"] >= 1, "at least 1"),
-        ("n_waits", wide["n_waits"] <= MAX_WAITS, f"at most {MAX_WAITS}"),
-        ("wait_ofs", wide["wait_ofs"] + wide["n_waits"] <= len(waits), "a range of the waits"),
-    )
-    for name, good, need in rules:
+    for name, good, need in (*_record_rules(packets), *_schedule_rules(packets, len(waits))):
         if not good.all():
             bad = int(np.argmin(good))
             return bad, name, packets[name][bad].tolist(), need
     return _first_wait_fault(packets, waits)
+
+
+def _record_rules(packets: Columns) -> Iterator[tuple[str, Columns, str]]:
+    """Yield (field, which packets satisfy it, what is needed) for what goes into a record."""
+    n_operands = _per_op(packets["op"], lambda spec: len(spec.operands))
+    n_params = _per_op(packets["op"], lambda spec: len(spec.params))
+    used = np.arange(table.N_HANDLES) < n_operands[:, None]
+    spare = np.arange(table.N_PARAMS) >= n_params[:, None]
+    flags = PACKET_DIGEST | PACKET_REARM
+    fitting = ((packets["handles"] == table.NO_HANDLE) != used).all(axis=1)
+    yield "op", n_operands >= 0, "an op of the table"
+    yield "flags", (packets["flags"] & ~np.uint16(flags)) == 0, f"bits of {flags}"
+    yield "handles", fitting, "a tensor for each operand and none beyond"
+    unused = ~((packets["params"] != 0) & spare).any(axis=1)
+    yield "params", unused, "0 beyond the op's own"
+    for name in ("n_units", "width", "grain"):
+        yield name, packets[name] >= 1, "at least 1"
+
+
+def _schedule_rules(packets: Columns, n_waits: int) -> Iterator[tuple[str, Columns, str]]:
+    """Yield (field, which packets satisfy it, what is needed) for slices, counters and waits."""
+    names = ("n_units", "grain", "n_slices", "counter", "wait_ofs", "n_waits")
+    wide = {name: packets[name].astype(np.int64) for name in names}
+    tiles = -(-wide["n_units"] // np.maximum(wide["grain"], 1))
+    most = np.minimum(tiles, MAX_SLICES)
+    good = (wide["n_slices"] >= 1) & (wide["n_slices"] <= most)
+    yield "n_slices", good, f"1 to the number of tiles, at most {MAX_SLICES}"
+    own = wide["counter"] == np.arange(len(packets))
+    gate = ((wide["counter"] & GATE) != 0) & ((wide["counter"] & ~GATE) < len(packets))
+    yield "counter", own | gate, "the packet's own index or a gate below the number of packets"
+    yield "threshold", packets["threshold"] >= 1, "at least 1"
+    yield "n_waits", wide["n_waits"] <= MAX_WAITS, f"at most {MAX_WAITS}"
+    yield "wait_ofs", wide["wait_ofs"] + wide["n_waits"] <= n_waits, "a range of the waits"
 
 
 def _per_op(ops: Columns, size: Callable[[table.OpSpec], int]) -> Columns:
