@@ -7,7 +7,13 @@ import numpy as np
 import pytest
 
 from k3tool.checkpoint.reader import Checkpoint
+from k3tool.compiler.egraph import saturate
+from k3tool.compiler.extract import extract
+from k3tool.compiler.rules import RULES, Rule
+from k3tool.isa.table import Op
+from k3tool.model.config import K3Config
 from k3tool.model.graph import build_graph
+from k3tool.model.nodes import Graph
 from k3tool.ref.forward import Sequence64, exact_constants, greedy
 from k3tool.ref.weights import Weights
 from tests.oracle.gate import MAX_DIFFERENCE_FLOAT64, distance
@@ -63,3 +69,40 @@ def test_a_prompt_may_be_cut_anywhere(
         parts = [sequence.logits(ids[sum(cuts[:i]) : sum(cuts[: i + 1])]) for i in range(len(cuts))]
     worst = np.abs(np.concatenate(parts) - gold("tiny13")["p7.prefill"]).max()
     assert worst <= MAX_DIFFERENCE_FLOAT64
+
+
+# -- what the rewrite rules made means the same --------------------------------------------------
+
+
+def fused(config: K3Config, rules: tuple[Rule, ...]) -> Graph:
+    graph = build_graph(config)
+    return extract(graph, saturate(graph, rules)).graph
+
+
+def ops_of(graph: Graph) -> set[Op]:
+    return {node.op for node in graph.nodes if isinstance(node.op, Op)}
+
+
+@pytest.mark.parametrize("name", ["tiny13", "tiny13_eps", "tiny_tp8"])
+def test_the_fused_graph(oracle: Oracle, gold: Gold, prompts: Prompts, name: str) -> None:
+    with Checkpoint.open(oracle(name)) as checkpoint:
+        config, ids = checkpoint.config, prompts(name)["p7"]
+        graph = fused(config, RULES)
+        assert ops_of(graph) - ops_of(build_graph(config)), "no rule fired"
+        sequence = Sequence64(graph, Weights(checkpoint), constants=exact_constants(config))
+        logits = np.concatenate([sequence.logits(ids[:4]), sequence.logits(ids[4:])])
+    assert np.abs(logits - gold(name)["p7.prefill"]).max() <= MAX_DIFFERENCE_FLOAT64
+
+
+def test_every_fused_op_is_evaluated(oracle: Oracle, gold: Gold, prompts: Prompts) -> None:
+    """Ops that one rule makes and another uses up appear when the other is off."""
+    seen: set[Op] = set()
+    with Checkpoint.open(oracle("tiny13")) as checkpoint:
+        config, weights, ids = checkpoint.config, Weights(checkpoint), prompts("tiny13")["p7"]
+        for off in RULES:
+            graph = fused(config, tuple(rule for rule in RULES if rule is not off))
+            seen |= ops_of(graph)
+            sequence = Sequence64(graph, weights, constants=exact_constants(config))
+            worst = np.abs(sequence.logits(ids) - gold("tiny13")["p7.prefill"]).max()
+            assert worst <= MAX_DIFFERENCE_FLOAT64, off.name
+    assert {rule.right.op for rule in RULES} <= seen
