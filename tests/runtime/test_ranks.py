@@ -68,10 +68,17 @@ def test_a_stopped_rank_meets_the_deadline_of_the_others(tmp_path: Path) -> None
 
 def test_an_interrupt_leaves_nothing(tmp_path: Path) -> None:
     files = open_files()
-    with pytest.raises(KeyboardInterrupt), long_run(tmp_path, 3) as group:
-        pids = group.pids
-        next(group.steps())
-        raise KeyboardInterrupt
+    pids = []
+
+    def interrupted() -> None:
+        with long_run(tmp_path, 3) as group:
+            pids.extend(group.pids)
+            next(group.steps())
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        interrupted()
+    assert len(pids) == 3
     assert not any(alive(pid) for pid in pids)
     assert open_files() == files
 

@@ -47,7 +47,9 @@ def random_weights(seed: int = 7) -> dict[str, np.ndarray]:
     return {name: value.astype("<f4") for name, value in draw.items()}
 
 
-def expected_tokens(weights: dict[str, np.ndarray], prompt: tuple[int, ...], n_gen: int) -> list[int]:
+def expected_tokens(
+    weights: dict[str, np.ndarray], prompt: tuple[int, ...], n_gen: int
+) -> list[int]:
     """Return what the toy says, in float64; each token depends on the one before alone."""
     tokens, last = [], prompt[-1]
     for _ in range(n_gen):
@@ -96,25 +98,25 @@ def _tensors(tp: int) -> list[Tensor]:
         for name in ("x", "s", "h"):
             n_bytes = tokens * HIDDEN * FLOAT
             shape = (tokens, HIDDEN)
-            out.append(
-                Tensor(f"{phase}/{name}", "arena", "f32", shape, shape, n_bytes, at, phase)
-            )
+            out.append(Tensor(f"{phase}/{name}", "arena", "f32", shape, shape, n_bytes, at, phase))
             at += n_bytes
         for name, width in (("partial", HIDDEN), ("candidate", 4)):
             n_bytes, shape = tokens * width * FLOAT, (tokens, width)
-            out.append(
-                Tensor(f"{phase}/{name}", "peer", "f32", shape, shape, n_bytes, peer, phase)
-            )
+            out.append(Tensor(f"{phase}/{name}", "peer", "f32", shape, shape, n_bytes, peer, phase))
             peer += -(-n_bytes // 64) * 64
         for name, width in (("logits", rows), ("output", 4)):
             shape = (tokens, width)
             out.append(
-                Tensor(f"{phase}/{name}", name, "f32", shape, shape, tokens * width * FLOAT, 0, phase)
+                Tensor(
+                    f"{phase}/{name}", name, "f32", shape, shape, tokens * width * FLOAT, 0, phase
+                )
             )
     return out
 
 
-def _packets(phase: str, tensors: list[Tensor], tp: int, workgroups: int) -> tuple[Columns, Columns]:
+def _packets(
+    phase: str, tensors: list[Tensor], tp: int, workgroups: int
+) -> tuple[Columns, Columns]:
     handle = {t.name.removeprefix(f"{phase}/"): h for h, t in enumerate(tensors)}
     tokens, rows = MAX_TOKENS[phase], VOCAB // tp
     packets = empty_packets(7)
@@ -158,7 +160,8 @@ def toy_isa(tp: int = 1, workgroups: int = 4, ctx: int = 4096) -> Isa:
     for phase, tokens in MAX_TOKENS.items():
         packets, waits = _packets(phase, tensors, tp, workgroups)
         streams[phase] = Stream(
-            phase, tokens, queues.scratch_floats(packets, tokens), tokens * 3 * HIDDEN * FLOAT, 1 << 14,
+            phase, tokens, queues.scratch_floats(packets, tokens),
+            tokens * 3 * HIDDEN * FLOAT, 1 << 14,
             tuple(device.pack(packets, rank) for rank in range(tp)),
             queues.build(packets, waits, workgroups, tp),
         )  # fmt: skip

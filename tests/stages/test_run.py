@@ -1,0 +1,274 @@
+"""`k3tool run`: what it prints, what it refuses before reading a weight, what it caches."""
+
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from k3tool.checkpoint.reader import Checkpoint
+from k3tool.checkpoint.shards import Shards
+from k3tool.runtime.tokens import read_tokens, verify_ranks
+
+Run = Callable[..., "object"]
+N_GEN = 6
+
+
+@pytest.fixture
+def cache(tmp_path: Path) -> Path:
+    return tmp_path / "cache"
+
+
+@pytest.fixture
+def run(k3tool: Run, cache: Path) -> Run:
+    """Run with a cache of the test's own."""
+
+    def call(source: object, *arguments: object, ids: str = "5,9,2", gen: int = N_GEN) -> object:
+        return k3tool("run", source, "--ids", ids, "--gen", gen, "--cache", cache, *arguments)
+
+    return call
+
+
+def events(out: str) -> list[dict[str, object]]:
+    return [json.loads(line) for line in out.splitlines()]
+
+
+# -- what it gives -----------------------------------------------------------------------------
+
+
+def test_ids_on_stdout_and_a_summary_on_stderr(run: Run, oracle: Run) -> None:
+    done = run(oracle("tiny_tp8"), "--tp", 2, "--ignore-eos")
+    assert done.code == 0
+    assert re.fullmatch(r"\d+( \d+){5}\n", done.out)
+    assert "2 ranks identical" in done.err
+    assert "peak memory" in done.err
+    assert "tokens/s" in done.err
+
+
+def test_json_events(run: Run, oracle: Run) -> None:
+    done = run(oracle("tiny_tp8"), "--tp", 4, "--ignore-eos", "--json")
+    start, *tokens, end = events(done.out)
+    assert (start["event"], start["tp"], start["target"]) == ("start", 4, "cpu")
+    assert len(start["checkpoint"]) == len(start["isa"]) == 64
+    assert [event["event"] for event in tokens] == ["token"] * N_GEN
+    assert [event["step"] for event in tokens] == list(range(N_GEN))
+    assert [event["position"] for event in tokens] == list(range(2, 2 + N_GEN))
+    assert all(event["ranks_agree"] == 4 and event["margin"] >= 0 for event in tokens)
+    assert end["tokens"] == [event["id"] for event in tokens]
+    assert end["reason"] == "length"
+    assert end["peak_memory_bytes"] > 0
+    assert end["decode_tokens_per_second"] > 0
+
+
+def test_logits_explain_the_tokens_and_match_gold(
+    run: Run, oracle: Run, gold: Run, prompts: Run, tmp_path: Path
+) -> None:
+    ids = prompts("tiny_tp8")["p7"]
+    out = tmp_path / "logits.npz"
+    text = ",".join(map(str, ids))
+    done = run(oracle("tiny_tp8"), "--ignore-eos", "--json", "--logits", out, ids=text)
+    tokens = events(done.out)[-1]["tokens"]
+    with np.load(out) as data:
+        prefill, steps = data["prefill"], data["steps"]
+    assert prefill.dtype == steps.dtype == np.float32
+    assert (prefill.shape, steps.shape) == ((7, 512), (N_GEN, 512))
+    assert (steps[0] == prefill[-1]).all()
+    assert steps.argmax(axis=1).tolist() == tokens
+    assert np.abs(prefill - gold("tiny_tp8")["p7.prefill"]).max() < 2e-4
+    assert np.abs(steps - gold("tiny_tp8")["p7.steps"][:N_GEN]).max() < 2e-4
+
+
+def test_tokens_of_one_and_four_ranks_compare_equal(run: Run, oracle: Run, tmp_path: Path) -> None:
+    files = []
+    for tp in (1, 4):
+        path = tmp_path / f"tp{tp}.h5"
+        assert run(oracle("tiny_tp8"), "--tp", tp, "--ignore-eos", "-o", path).code == 0
+        files.append(read_tokens(path))
+    checks = verify_ranks(files)
+    assert [check.status for check in checks] == ["PASS"] * 5
+
+
+def test_it_stops_at_an_end_id_of_either_file(run: Run, writable: Run) -> None:
+    folder = writable("tiny_tp8")
+    free = events(run(folder, "--ignore-eos", "--json").out)[-1]["tokens"]
+    end = next(token for token in free[1:] if token != free[0])
+    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": [end, 511]}))
+    last = events(run(folder, "--json").out)[-1]
+    assert last["reason"] == "stop"
+    assert last["tokens"] == free[: free.index(end) + 1]
+    assert len(events(run(folder, "--json", "--ignore-eos").out)[-1]["tokens"]) == N_GEN
+
+
+# -- what it refuses ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "ids", ["1,,2", "-1", "4294967301", "512", "", ",1", "1;2", "1.0", "+1", "1_0", "٣", "0x1"]
+)
+def test_bad_ids_are_usage_errors(run: Run, oracle: Run, cache: Path, ids: str) -> None:
+    done = run(oracle("tiny_tp8"), ids=ids)
+    assert (done.code, done.out) == (2, "")
+    assert "--ids" in done.err
+    assert not cache.exists()  # nothing was hashed, sharded or compiled
+
+
+@pytest.mark.parametrize(
+    ("arguments", "word"),
+    [
+        (("--ctx", 8), "at most 8"),
+        (("--ctx", 1 << 40), "max_position_embeddings"),
+        (("--tp", 3), "tp"),
+        (("--tp", 16), "tp"),
+        (("--threads", 5000), "--threads"),
+        (("--chunk", 0), "--chunk"),
+        (("--deadline", 0), "--deadline"),
+        (("--leaves", "sse"), "--leaves"),
+        (("--logits", "/no/such/folder/x.npz"), "no such folder"),
+        (("-o", "/no/such/folder/x.h5"), "no such folder"),
+    ],
+)
+def test_bad_options_are_usage_errors(
+    run: Run, oracle: Run, cache: Path, arguments: tuple[object, ...], word: str
+) -> None:
+    done = run(oracle("tiny_tp8"), *arguments)
+    assert (done.code, done.out) == (2, "")
+    assert word in done.err
+    assert not cache.exists()
+
+
+def test_the_same_request_without_mistakes_runs(run: Run, oracle: Run) -> None:
+    assert run(oracle("tiny_tp8"), "--ctx", 9, "--chunk", 1, "--threads", 2).code == 0
+
+
+def test_a_folder_that_is_no_checkpoint(run: Run, tmp_path: Path) -> None:
+    assert run(tmp_path / "absent").code == 3
+    assert run(tmp_path).code == 3
+
+
+def test_streams_of_another_model_or_degree_are_refused(
+    run: Run, k3tool: Run, oracle: Run, writable: Run, tmp_path: Path
+) -> None:
+    plan, isa = tmp_path / "plan.h5", tmp_path / "isa.h5"
+    assert k3tool("compile-plan", oracle("tiny_tp8"), "--tp", 2, "-o", plan).code == 0
+    assert k3tool("emit-isa", plan, "-o", isa).code == 0
+    tokens = run(oracle("tiny_tp8"), "--tp", 2, "--isa", isa).out
+    assert tokens == run(oracle("tiny_tp8"), "--tp", 2, "--plan", plan).out != ""
+    done = run(oracle("tiny_tp8"), "--tp", 1, "--isa", isa)
+    assert done.code == 3
+    assert "tp: got 2, need 1" in done.err
+    other = writable("tiny_tp8")
+    config = json.loads((other / "config.json").read_text())
+    (other / "config.json").write_text(json.dumps(config, indent=7))
+    done = run(other, "--tp", 2, "--isa", isa)
+    assert done.code == 3
+    assert "checkpoint: got" in done.err
+    data = bytearray(isa.read_bytes())
+    data[len(data) // 2] ^= 1
+    isa.write_bytes(data)
+    assert run(oracle("tiny_tp8"), "--tp", 2, "--isa", isa).code == 3
+
+
+def test_a_plan_of_a_bare_config_has_no_weights_to_run_on(
+    run: Run, k3tool: Run, oracle: Run, tmp_path: Path
+) -> None:
+    plan = tmp_path / "plan.h5"
+    source = oracle("tiny_tp8") / "config.json"
+    assert k3tool("compile-plan", source, "--tp", 1, "-o", plan).code == 0
+    done = run(oracle("tiny_tp8"), "--plan", plan)
+    assert done.code == 3
+    assert "only a config" in done.err
+
+
+# -- the cache ---------------------------------------------------------------------------------
+
+
+def test_stages_are_built_once_and_again_when_the_checkpoint_changes(
+    run: Run, writable: Run, cache: Path
+) -> None:
+    folder = writable("tiny_tp8")
+    first = run(folder, "--tp", 2, "--ignore-eos", "-v")
+    assert "sharding" in first.err
+    assert "compiling" in first.err
+    second = run(folder, "--tp", 2, "--ignore-eos", "-v")
+    assert "shards from the cache" in second.err
+    assert "program from the cache" in second.err
+    assert second.out == first.out
+    with Checkpoint.open(folder) as checkpoint:
+        info = checkpoint.tensor_info("language_model.model.norm.weight")
+        assert info.n_bytes > 0
+    with (folder / info.file).open("r+b") as file:
+        file.seek(info.offset)
+        file.write(b"\0\x40" * (info.n_bytes // 2))  # another model with the same headers
+    third = run(folder, "--tp", 2, "--ignore-eos", "-v")
+    assert "sharding" in third.err
+    assert third.out != first.out
+
+
+def test_a_damaged_cache_entry_is_built_again(run: Run, oracle: Run, cache: Path) -> None:
+    first = run(oracle("tiny_tp8"), "--ignore-eos")
+    program = next(cache.glob("*.isa.h5"))
+    program.write_bytes(program.read_bytes()[:5000])
+    again = run(oracle("tiny_tp8"), "--ignore-eos", "-v")
+    assert "built again" in again.err
+    assert (again.code, again.out) == (0, first.out)
+
+
+# -- weights that must not be used -------------------------------------------------------------
+
+
+def _first_scales(folder: Path, value: int) -> None:
+    """Put a byte into the first scale of every expert's w2."""
+    with Checkpoint.open(folder) as checkpoint:
+        names = [n for n in checkpoint.names() if n.endswith("w2.weight_scale")]
+        infos = [checkpoint.tensor_info(name) for name in names]
+    assert infos
+    for info in infos:
+        with (folder / info.file).open("r+b") as file:
+            file.seek(info.offset)
+            file.write(bytes([value]))
+
+
+def test_a_refused_scale_is_found_before_its_first_use(run: Run, writable: Run) -> None:
+    folder = writable("tiny_tp8")
+    _first_scales(folder, 252)
+    assert run(folder).code in (0, 4)  # legal, if far from any real weight
+    _first_scales(folder, 253)
+    done = run(folder)
+    assert done.code == 4
+    assert "scale byte above 252 in expert" in done.err
+    assert "MOE_DOWN_MXFP4" in done.err
+
+
+def test_a_shard_changed_after_sharding_is_refused(
+    run: Run, k3tool: Run, oracle: Run, tmp_path: Path
+) -> None:
+    shards = tmp_path / "shards"
+    assert k3tool("shard", oracle("tiny_tp8"), "--tp", 2, "-o", shards).code == 0
+    assert run(shards).code == 0
+    with Shards.open(shards).rank(1) as folder:
+        info = folder.tensor_info("language_model.model.norm.weight")
+        path = folder.path / info.file
+    with path.open("r+b") as file:
+        file.seek(info.offset)
+        file.write(b"\0\x40")
+    done = run(shards)
+    assert done.code == 3
+    assert "rank-01-of-02" in done.err
+
+
+def test_a_nan_weight_stops_with_the_op_and_its_layer(run: Run, writable: Run) -> None:
+    folder = writable("tiny_tp8")
+    with Checkpoint.open(folder) as checkpoint:
+        info = checkpoint.tensor_info(
+            "language_model.model.layers.2.post_attention_layernorm.weight"
+        )
+    with (folder / info.file).open("r+b") as file:
+        file.seek(info.offset)
+        file.write(b"\xc0\x7f")
+    done = run(folder)
+    assert done.code == 4
+    assert "NaN" in done.err
+    assert "layers.2" in done.err
+    assert "worker" in done.err
