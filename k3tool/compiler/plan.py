@@ -255,7 +255,7 @@ def _read_phase(
 ) -> Phase:
     root = f"phases/{name}"
     packets, waits = wire.decode(data[f"{root}/wire"].tobytes(), f"{where}: {name}")
-    numbers = {field: int(str(attrs[f"{name}.{field}"])) for field in _PHASE_NUMBERS}
+    numbers = {key: int(str(attrs[f"{name}.{key}"])) for key in _PHASE_NUMBERS}
     rules = tuple(str(text) for text in data[f"{root}/rules"])
     if len(rules) != len(packets):
         raise ArtifactError(f"{where}: {root}/rules", got=len(rules), need=f"{len(packets)} rows")
