@@ -1,0 +1,186 @@
+"""A host VM: runs the encoded stream of a rank group in float64, one instruction at a time.
+
+It reads only what an interpreter reads (64-byte records, the handle table, one rank's weights), so
+it tells a wrong program from a wrong body. All ranks run in lockstep in record order; slices and
+counters are not modelled (``k3tool.compiler.checks`` is for those) and bits are not reproduced. One
+sequence at a time, in slot 0 and pages 0, 1, ...
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from k3tool.checkpoint.reader import Checkpoint
+from k3tool.compiler.plan import Tensor
+from k3tool.isa import table
+from k3tool.isa.columns import spec_of
+from k3tool.isa.stream import Isa, Stream
+from k3tool.isa.table import OpSpec
+from k3tool.ref.formats import Array, Step, decode_bf16, decode_mxfp4
+from k3tool.ref.forward import f32_value
+from k3tool.ref.ops import REFERENCE, keyword_names, operand_names, returns_state, written_state
+from k3tool.ref.weights import ExpertLeaf
+
+_F32_BYTES = 4
+OnResult = Callable[[str, int, int, Array], None]  # phase, instruction, rank, the result's tokens
+
+
+class Memory:
+    """One rank's tensors by handle; an arena or peer tensor is a view of its bytes' place.
+
+    A word of an interpreter's memory is one float64 here, so tensors that share bytes share them
+    here as well.
+    """
+
+    def __init__(self, isa: Isa, folder: Checkpoint) -> None:
+        """Lay out one rank. `folder` is its shards, or at TP 1 the checkpoint."""
+        self._isa, self._folder = isa, folder
+        self._arena = {
+            name: np.empty(stream.arena_bytes // _F32_BYTES) for name, stream in isa.streams.items()
+        }
+        words = max(stream.peer_bytes for stream in isa.streams.values()) // _F32_BYTES
+        self._peer = np.full(words, np.nan)
+        self._values: dict[int, Any] = {}
+
+    def poison(self, phase: str) -> None:
+        """Fill the arena with NaN: nothing in it may outlive a step."""
+        self._arena[phase].fill(np.nan)
+
+    def __getitem__(self, handle: int) -> Any:
+        """Return a tensor: an array to read or write, or a leaf of experts."""
+        if handle not in self._values:
+            self._values[handle] = self._make(self._isa.tensors[handle])
+        return self._values[handle]
+
+    def _make(self, tensor: Tensor) -> Any:
+        match tensor.role:
+            case "arena" | "peer":
+                words = self._peer if tensor.role == "peer" else self._arena[tensor.phase]
+                first, size = tensor.offset // _F32_BYTES, tensor.n_bytes // _F32_BYTES
+                return words[first : first + size].reshape(tensor.local)
+            case "weight":
+                bits = self._folder.read(tensor.source)[: tensor.local[0]]
+                return decode_bf16(bits) if tensor.dtype == "bf16" else bits.astype(np.float64)
+            case "experts":
+                leaf = ExpertLeaf(self._folder, decode_mxfp4)
+                for expert in range(tensor.local[0]):
+                    name = tensor.source.replace("{E}", str(expert))
+                    for part in ("weight_packed", "weight_scale"):
+                        leaf.name(expert, part, f"{name}.{part}")
+                return leaf
+            case _:  # state, output, logits
+                return np.full(tensor.local, np.nan)
+
+
+class Vm:
+    """A rank group with one sequence on its way. ``memories[rank][handle]`` can be looked at."""
+
+    def __init__(
+        self,
+        isa: Isa,
+        folders: Sequence[Checkpoint],
+        constants: Mapping[int, float] | None = None,
+        on_result: OnResult | None = None,
+    ) -> None:
+        """Take a program and every rank's weights; `constants` as in `forward.exact_constants`."""
+        assert len(folders) == isa.tp, (len(folders), isa.tp)
+        self.isa = isa
+        self.memories = [Memory(isa, folder) for folder in folders]
+        self.position = 0
+        self._constants = constants or {}
+        self._on_result = on_result
+
+    def step(self, phase: str, ids: Sequence[int]) -> Array:
+        """Run the next tokens through one phase's program; return their logits, all ranks' columns.
+
+        Shapes: ids (T,), at most the phase's max_tokens -> (T, V).
+        """
+        stream = self.isa.streams[phase]
+        assert 0 < len(ids) <= stream.max_tokens, (len(ids), stream.max_tokens)
+        step = Step(np.asarray(ids, dtype=np.int64), self.position)
+        for memory in self.memories:
+            memory.poison(phase)
+        for index in range(len(stream.instructions[0])):
+            for rank in range(self.isa.tp):
+                self._execute(stream, index, rank, step)
+        self.position += len(step.ids)
+        return np.concatenate(
+            [memory[_logits_handle(stream)][: len(step.ids)] for memory in self.memories], axis=1
+        )
+
+    def _execute(self, stream: Stream, index: int, rank: int, step: Step) -> None:
+        record = stream.instructions[rank][index]
+        spec = spec_of(int(record[0]) & 0xFFFF)
+        assert spec is not None, f"{stream.name}: instruction {index}: opcode {record[0] & 0xFFFF}"
+        reference = REFERENCE[spec.op]
+        operands = [self._operand(spec, record, name, rank, step) for name in operand_names(spec)]
+        keywords = self._keywords(spec, record) | {"step": step}
+        result = reference(*operands, **{name: keywords[name] for name in keyword_names(reference)})
+        self._store(spec, record, rank, step, result)
+        if self._on_result is not None:
+            value = result[0] if returns_state(spec) else result
+            self._on_result(stream.name, index, rank, np.array(value))
+
+    def _operand(self, spec: OpSpec, record: Array, name: str, rank: int, step: Step) -> Any:
+        handle, tokens = handle_of(spec, record, name), len(step.ids)
+        match spec.operands[spec.slot(name)].role:
+            case "peer":
+                return np.stack([memory[handle][:tokens] for memory in self.memories])
+            case "weight":
+                return self.memories[rank][handle]
+            case "state":
+                if not _is_paged(spec, name):
+                    return self.memories[rank][handle][0]
+                # Rows behind this step's are nobody's: leave them out rather than multiply by 0.
+                return _rows(self.memories[rank][handle])[: self.position + tokens]
+            case _:
+                buffer = self.memories[rank][handle]
+                return buffer[:, :tokens] if buffer.ndim == 3 else buffer[:tokens]
+
+    def _keywords(self, spec: OpSpec, record: Array) -> dict[str, Any]:
+        keywords: dict[str, Any] = {"unit_cols": int(record[table.WORD_UNIT_COLS])}
+        for param in spec.params:
+            bits = int(record[spec.word(param.name)])
+            is_f32 = param.kind == "f32"
+            value = self._constants.get(bits, f32_value(bits)) if is_f32 else bits
+            keywords[param.name] = value
+        return keywords
+
+    def _store(self, spec: OpSpec, record: Array, rank: int, step: Step, result: Any) -> None:
+        memory, tokens = self.memories[rank], len(step.ids)
+        state = written_state(spec)
+        if state is not None:
+            result, new = result if returns_state(spec) else (None, result)
+            kept = memory[handle_of(spec, record, state)]
+            kept = _rows(kept) if _is_paged(spec, state) else kept[0]
+            kept[: len(new)] = new
+        output = spec.output
+        if output.role == "inout":  # the stack of blocks: the last one is new
+            memory[handle_of(spec, record, output.name)][len(result) - 1, :tokens] = result[-1]
+        elif output.role == "out":
+            memory[handle_of(spec, record, output.name)][:tokens] = result
+
+
+def handle_of(spec: OpSpec, record: Array, name: str) -> int:
+    """Return the handle of an operand in a 64-byte record."""
+    slot = spec.slot(name)
+    return int(record[table.WORD_HANDLES + slot // 2]) >> 16 * (slot % 2) & 0xFFFF
+
+
+def _is_paged(spec: OpSpec, name: str) -> bool:
+    """Return whether a state is rows of pages rather than one row a slot."""
+    return spec.op in (table.Op.MLA_CACHE, table.Op.MLA_ATTEND) and name == "cache"
+
+
+def _rows(pages: Array) -> Array:
+    """Return pages end to end, by position: a view, so that it can be written."""
+    return pages.reshape(-1, pages.shape[-1])
+
+
+def _logits_handle(stream: Stream) -> int:
+    """Return the handle of what ARGMAX reads."""
+    for record in stream.instructions[0]:
+        if int(record[0]) & 0xFFFF == table.Op.ARGMAX:
+            return handle_of(table.SPECS[table.Op.ARGMAX], record, "logits")
+    raise AssertionError(f"{stream.name}: no ARGMAX")
