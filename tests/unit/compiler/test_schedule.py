@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from k3tool.compiler.compile import compile_plan
+from k3tool.compiler import schedule
 from k3tool.compiler.dag import packet_dag
 from k3tool.compiler.handles import Handles, weight_bytes
 from k3tool.compiler.plan import (
@@ -152,6 +153,27 @@ def test_phases_share_no_peer_bytes(oracle: Callable[[str], Path]) -> None:
     assert max(end for _, end in spans["decode"]) <= decode.peer_bytes
     assert min(start for start, _ in spans["prefill"]) >= decode.peer_bytes
     assert max(end for _, end in spans["prefill"]) <= prefill.peer_bytes
+
+
+def test_a_broken_allocator_does_not_get_through(monkeypatch: pytest.MonkeyPatch) -> None:
+    kit = Kit()
+    x = kit.norm(kit.x())
+    y = kit.add(Op.MUL, kit.linear(x, "same"), kit.add(Op.SILU, x))
+    graph = kit.finish(token(kit, y))
+    assert len(phase_of(graph).packets) == 7, "the control"
+    monkeypatch.setattr(schedule, "place_arena", lambda buffers, _: ([0] * len(buffers), 256))
+    with pytest.raises(AssertionError, match="share bytes while both are in use"):
+        phase_of(graph)
+
+
+def test_broken_peer_slots_do_not_get_through(monkeypatch: pytest.MonkeyPatch) -> None:
+    kit = Kit(tp=2)
+    y = kit.reduced(kit.linear(kit.reduced(kit.linear(kit.x(), "q")), "q"))
+    graph = kit.finish(token(kit, y))
+    assert phase_of(graph, tp=2).n_gates == 3, "the control"
+    monkeypatch.setattr(schedule, "place_peers", lambda uses, *_: ([0] * len(uses), 256))
+    with pytest.raises(AssertionError, match="share a peer slot before all ranks read it"):
+        phase_of(graph, tp=2)
 
 
 # -- sizes of one rank -----------------------------------------------------------------------------
