@@ -18,6 +18,7 @@ K3_FN float k3_inverse_rms(K3Ctx *c, const float *x, uint32_t n, float eps, uint
 K3_FN void k3_rmsnorm_row(K3Ctx *c, const float *x, const uint16_t *norm, uint32_t n, float eps, float *y,
                           uint32_t token) {
     const float inv = k3_inverse_rms(c, x, n, eps, token);
+    K3_SYNC(c); /* where y is x: all lanes have summed it */
     K3_FOR(j, 0, n) { y[j] = (x[j] * inv) * k3_bf16_to_f32(norm[j]); }
 }
 

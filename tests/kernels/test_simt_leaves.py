@@ -191,3 +191,13 @@ def test_control_a_missing_barrier_is_seen(simt_library, order):
         pointers = [ctypes.c_void_p(a.ctypes.data) for a in (x, y, z)]
         lib.reverse(order, *pointers, x.size, with_barrier)
         assert np.array_equal(z, x[::-1]) == bool(with_barrier)
+
+
+@pytest.mark.parametrize("order", [FORWARD, REVERSE])
+def test_control_overwriting_what_others_read_is_seen(simt_library, order):
+    """A team that writes in place before the next has read: seen only because teams run ahead."""
+    lib = ctypes.CDLL(str(simt_library("hip")))
+    for with_barrier in (1, 0):
+        x = np.ones(600, np.float32)
+        lib.scale_in_place(order, ctypes.c_void_p(x.ctypes.data), x.size, with_barrier)
+        assert np.all(x == 600) == bool(with_barrier)

@@ -1,6 +1,9 @@
-/* A block of lanes as fibers on one x86-64 thread. A lane runs until it meets a barrier or an exchange; then the
- * next lane runs. The order of lanes is chosen by the caller, so that a missing K3_SYNC shows: in one order or
- * its reverse somebody reads what is not there yet.
+/* A block of lanes as fibers on one x86-64 thread. A lane runs until it meets a barrier or an exchange.
+ *
+ * What a GPU does not promise must not matter, so the caller chooses who goes first. K3_HOST_FORWARD and
+ * K3_HOST_REVERSE let one team of 16 run until it can go no further without another, then the next: a team
+ * that overwrites what a later one still has to read, or reads what a later one has to write, gets wrong
+ * bits in one of the two. K3_HOST_STRIDED lets all lanes take a turn.
  *
  * Fails (k3_host_fail) where a GPU would hang or read garbage: a barrier that not all lanes reach, an exchange
  * that not all 16 lanes of a team take part in, a misaligned vector load. */
@@ -89,6 +92,19 @@ static void k3_host_start_lane(uint32_t lane) {
     k3_host.exchanges[lane] = 0;
 }
 
+/* Give every unfinished lane of [first, first + n) a turn; whether any got further. */
+static bool k3_host_turn(uint32_t first, uint32_t n, uint32_t step, uint32_t *left) {
+    k3_host.progress = false;
+    for (uint32_t i = 0; i < n; i++) {
+        const uint32_t lane = first + (i * step) % n;
+        if (k3_host.done[lane]) continue;
+        k3_host_lane = lane;
+        k3_host_switch(&k3_host.scheduler, k3_host.lane[lane]);
+        *left -= k3_host.done[lane];
+    }
+    return k3_host.progress;
+}
+
 /* Run `body` on all lanes, with rule 1's rounding mode. */
 static void k3_host_run(K3HostOrder order, void (*body)(void *), void *argument) {
     const uint32_t n = K3_HOST_LANES, before = _mm_getcsr();
@@ -101,15 +117,17 @@ static void k3_host_run(K3HostOrder order, void (*body)(void *), void *argument)
     for (uint32_t lane = 0; lane < n; lane++) k3_host_start_lane(lane);
     _mm_setcsr(0x9fc0u);
     while (left) {
-        k3_host.progress = false;
-        for (uint32_t i = 0; i < n; i++) {
-            const uint32_t lane = order == K3_HOST_FORWARD ? i : order == K3_HOST_REVERSE ? n - 1u - i : (i * 37u) % n;
-            if (k3_host.done[lane]) continue;
-            k3_host_lane = lane;
-            k3_host_switch(&k3_host.scheduler, k3_host.lane[lane]);
-            left -= k3_host.done[lane];
-        }
-        if (!k3_host.progress) k3_host_fail("waits for lanes that will never come");
+        const uint32_t had = left;
+        bool moved = false;
+        if (order == K3_HOST_STRIDED)
+            moved = k3_host_turn(0u, n, 37u, &left);
+        else
+            for (uint32_t i = 0; i < n; i += 16u) {
+                const uint32_t team = order == K3_HOST_FORWARD ? i : n - 16u - i;
+                const uint32_t step = order == K3_HOST_FORWARD ? 1u : 15u; /* 15 i mod 16: 0, 15, 14, ... */
+                while (k3_host_turn(team, 16u, step, &left)) moved = true;
+            }
+        if (!moved && left == had) k3_host_fail("waits for lanes that will never come");
     }
     _mm_setcsr(before);
 }

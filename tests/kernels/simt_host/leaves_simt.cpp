@@ -1,13 +1,8 @@
 /* kernels_common/simt_leaves.h with emulated lanes, under the export names of tests/kernels/shim.c, so that one
  * set of tests serves both. Where that file takes a rounding mode, this one takes an order of lanes. */
-#include "dialect.h"
+#include "run_block.h"
 
 #include "../../../kernels_common/simt_leaves.h"
-
-template <class Body>
-static void run_block(uint32_t order, Body body) {
-    k3_host_run((K3HostOrder)order, [](void *b) { (*(Body *)b)(); }, &body);
-}
 
 /* A scalar result: every lane must get the same bits. */
 template <class Body>
@@ -66,6 +61,14 @@ EXPORT void exchange_in_a_branch(void) {
 }
 EXPORT void misaligned_load(const char *p) {
     run_block(K3_HOST_FORWARD, [&] { uint32_t w[4]; k3_load4(p + 4, w); });
+}
+/* Scale x by its own sum, in place: every team must have summed before any writes. */
+EXPORT void scale_in_place(uint32_t order, float *x, uint32_t n, uint32_t with_barrier) {
+    run_block(order, [&] {
+        const float sum = k3_sum_f32(0, x, n);
+        if (with_barrier) k3_host_barrier();
+        K3_FOR(i, 0, n) { x[i] = x[i] * sum; }
+    });
 }
 /* z = x reversed through y, where a barrier between is needed. */
 EXPORT void reverse(uint32_t order, const float *x, float *y, float *z, uint32_t n, uint32_t with_barrier) {
