@@ -91,7 +91,7 @@ def test_slots_and_head(simt_bodies):
     test_ops.test_head_only_leaves_earlier_tokens_alone(simt_bodies)
 
 
-# Ops in which lanes hand values to each other. Not KDA_STEP: a lane keeps its column from end to end
+# Ops in which lanes hand values to each other. Not KDA_STEP: a lane keeps its column to the end
 # here, and the barriers around its leaf calls are for leaves that divide columns otherwise.
 HANDS_OVER = [
     Op.GLU_BF16, Op.NORM_GEMV_BF16, Op.ATTN_RES, Op.ATTN_RES_NORM, Op.KDA_CORE, Op.MLA_ATTEND,
