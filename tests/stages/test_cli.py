@@ -1,0 +1,116 @@
+"""The command line itself: help, exit codes, one message per error, pipes and interrupts."""
+
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import click
+import pytest
+
+from k3tool import errors
+from stages import cli
+
+REPO = Path(__file__).resolve().parents[2]
+CONTEXT = click.Context(cli.cli)
+AVAILABLE = cli.cli.list_commands(CONTEXT)
+
+
+def test_pipeline_commands_are_there() -> None:
+    assert {"inspect", "shard", "sample", "provenance"} <= set(AVAILABLE)
+    assert [name for name in cli.COMMANDS if name in AVAILABLE] == AVAILABLE  # pipeline order
+
+
+@pytest.mark.parametrize("name", AVAILABLE)
+def test_every_command_has_help_an_example_and_run(k3tool: Callable, name: str) -> None:
+    outcome = k3tool(name, "--help")
+    assert outcome.code == 0
+    assert "Example:" in outcome.out
+    assert f"k3tool {name}" in outcome.out
+    module = sys.modules[cli.COMMANDS[name].module]
+    assert isinstance(module.command, click.Command)
+    assert callable(module.run)
+
+
+def test_group_help_lists_what_exists(k3tool: Callable) -> None:
+    outcome = k3tool("--help")
+    assert outcome.code == 0
+    for name, entry in cli.COMMANDS.items():
+        assert (entry.summary in outcome.out) == (name in AVAILABLE)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [(), ("nonsense",), ("shard",), ("shard", "x", "--tp", "two", "-o", "y"), ("--no",)],
+)
+def test_usage_is_two(k3tool: Callable, arguments: tuple[str, ...]) -> None:
+    outcome = k3tool(*arguments)
+    assert outcome.code == 2
+    assert outcome.out == ""
+    assert outcome.err
+
+
+@pytest.mark.parametrize(
+    ("kind", "code"),
+    [
+        ("K3Error", 1),
+        ("UsageError", 2),
+        ("ArtifactError", 3),
+        ("UnsoundError", 4),
+        ("TargetError", 5),
+    ],
+)
+def test_error_class_gives_code_and_one_message(
+    k3tool: Callable, monkeypatch: pytest.MonkeyPatch, kind: str, code: int
+) -> None:
+    error = getattr(errors, kind)("plan.h5: tp", got=4, need=8, hint="compile again")
+
+    def fail(opts: object, progress: object = None) -> None:
+        raise error
+
+    monkeypatch.setattr("stages.shard.run", fail)
+    outcome = k3tool("shard", "x", "--tp", 8, "-o", "y")
+    assert outcome.code == code
+    assert outcome.err == "k3tool shard: plan.h5: tp: got 4, need 8\n  hint: compile again\n"
+    assert outcome.out == ""
+    with pytest.raises(getattr(errors, kind)):
+        cli.run_command(["--traceback", "shard", "x", "--tp", "8", "-o", "y"])
+
+
+def test_unknown_exceptions_keep_their_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(opts: object, progress: object = None) -> None:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr("stages.shard.run", fail)
+    with pytest.raises(ZeroDivisionError):
+        cli.run_command(["shard", "x", "--tp", "8", "-o", "y"])
+
+
+def test_interrupt_is_130(k3tool: Callable, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(opts: object, progress: object = None) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("stages.shard.run", fail)
+    assert k3tool("shard", "x", "--tp", 8, "-o", "y").code == 130
+
+
+def test_broken_pipe_ends_quietly(oracle: Callable[[str], Path]) -> None:
+    """A reader that goes away (`| head -1`) is no error."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "stages.cli", "inspect", str(oracle("tiny13")), "--json"],
+        cwd=REPO,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    assert process.stdout is not None
+    assert process.stderr is not None
+    process.stdout.close()
+    err = process.stderr.read()
+    process.stderr.close()
+    assert process.wait(timeout=60) == 0
+    assert err == b""
+
+
+def test_version(k3tool: Callable) -> None:
+    outcome = k3tool("--version")
+    assert (outcome.code, outcome.out) == (0, "k3tool, version 0.1.0\n")
