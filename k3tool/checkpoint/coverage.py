@@ -21,7 +21,6 @@ from k3tool.model.weights import (
     dtype_fault,
     expected_leaves,
     expected_tensors,
-    find_spec,
     idle_leaves,
     rank_spec,
     shape_fault,
@@ -116,8 +115,8 @@ def check_coverage(path: str | Path, claimed: Iterable[str]) -> Coverage:
         held = {name: info for header in headers.values() for name, info in header.tensors.items()}
         if not any(finding.kind.endswith("file") for finding in coverage.findings):
             coverage.identity = checkpoint.identity
-        _check_expected(checkpoint, coverage, headers, held)
-        _check_others(checkpoint, coverage, held)
+        expected = _check_expected(checkpoint, coverage, headers, held)
+        _check_others(checkpoint, coverage, held, expected)
         _check_total_size(checkpoint, coverage, held)
         _check_graph(checkpoint, coverage, set(claimed))
         coverage.idle = sorted(idle_leaves(checkpoint.config))
@@ -159,12 +158,15 @@ def _check_expected(
     coverage: Coverage,
     headers: dict[str, Header],
     held: dict[str, TensorInfo],
-) -> None:
+) -> set[str]:
+    """Count and check the tensors of the text model; return their names."""
+    names: set[str] = set()
     counts: dict[tuple[int | None, str], list[int]] = {}
     for released in expected_tensors(checkpoint.config):
         spec = rank_spec(released, checkpoint.tp) if checkpoint.tp else released
         count = counts.setdefault((spec.layer, spec.row.module), [0, 0, 0])
         count[0] += 1
+        names.add(spec.name)
         finding = _check_one(checkpoint, spec, headers, held)
         if finding is not None:
             coverage.findings.append(finding)
@@ -172,6 +174,7 @@ def _check_expected(
             count[1] += 1
             count[2] += held[spec.name].n_bytes
     coverage.modules = [ModuleCount(*key, *count) for key, count in counts.items()]
+    return names
 
 
 def _check_one(
@@ -197,16 +200,18 @@ def _check_one(
     return None
 
 
-def _check_others(checkpoint: Checkpoint, coverage: Coverage, held: dict[str, TensorInfo]) -> None:
+def _check_others(
+    checkpoint: Checkpoint, coverage: Coverage, held: dict[str, TensorInfo], expected: set[str]
+) -> None:
     """Find tensors that nobody reads, and count the image side apart."""
     weight_map = checkpoint.index.weight_map
     n_vision, vision_bytes = 0, 0
-    for name in sorted(weight_map.keys() | held.keys()):
+    for name in sorted((weight_map.keys() | held.keys()) - expected):
         info = held.get(name)
         if is_vision(name):
             n_vision += 1
             vision_bytes += info.n_bytes if info else 0
-        elif find_spec(checkpoint.config, name) is None:
+        else:
             file = info.file if info else weight_map[name]
             got = f"{info.dtype} {list(info.shape)}" if info else "only in the index"
             coverage.findings.append(Finding("unclaimed", file, name, got, "a tensor of the model"))
