@@ -6,12 +6,12 @@
 
 #include <immintrin.h>
 
+#include "mxfp4_table.h"
 #include "scalar.h"
 
 #define K3V_INLINE static inline __attribute__((always_inline))
 
 typedef __m256 k3v_f;
-typedef __m256 k3v_table; /* 8 E2M1 magnitudes, scaled */
 typedef struct {
     k3v_f odd, even;
 } k3v_pair;
@@ -59,35 +59,37 @@ K3V_INLINE k3v_pair k3v_split_bf16(const uint16_t *p) {
 
 #define K3V_MX_VECTORS 2 /* vectors per scale group */
 
-K3V_INLINE k3v_table k3v_mx_table(float scale) {
-    const __m256 e2m1 = _mm256_setr_ps(0.0f, 0.5f, 1.0f, 1.5f, 2.0f, 3.0f, 4.0f, 6.0f);
-    return _mm256_mul_ps(e2m1, _mm256_set1_ps(scale));
-}
+/* Row s: 8 scaled magnitudes, then 8 masks of the sign bit (0 for s = 0, whose weights are all +0). */
+#define K3V_MX_SIGN(s) ((s) ? 0x80000000u : 0u)
+#define K3V_MX_ROW(s)                                                                                       \
+    {K3_MX_BITS(0, s), K3_MX_BITS(1, s), K3_MX_BITS(2, s), K3_MX_BITS(3, s), K3_MX_BITS(4, s),              \
+     K3_MX_BITS(5, s), K3_MX_BITS(6, s), K3_MX_BITS(7, s), K3V_MX_SIGN(s),   K3V_MX_SIGN(s),                \
+     K3V_MX_SIGN(s),   K3V_MX_SIGN(s),   K3V_MX_SIGN(s),   K3V_MX_SIGN(s),   K3V_MX_SIGN(s),                \
+     K3V_MX_SIGN(s)}
+static const uint32_t k3v_mx_rows[256][16] __attribute__((aligned(64))) = {K3_MX_256(K3V_MX_ROW)};
 
-/* 16 scale bytes -> 2^(s - 127). s = 0 gives 0. */
-K3V_INLINE void k3v_mx_widen(__m128i bytes, float *scale) {
-    const __m256i lo = _mm256_cvtepu8_epi32(bytes), hi = _mm256_cvtepu8_epi32(_mm_srli_si128(bytes, 8));
-    _mm256_storeu_si256((__m256i *)(void *)scale, _mm256_slli_epi32(lo, 23));
-    _mm256_storeu_si256((__m256i *)(void *)(scale + 8), _mm256_slli_epi32(hi, 23));
-}
-
-/* Pairs whose values bf16 holds exactly, stored as 16 neighbouring bf16. */
-K3V_INLINE void k3v_store_bf16(uint16_t *out, k3v_pair p) {
-    const __m256i even = _mm256_srli_epi32(_mm256_castps_si256(p.even), 16);
-    _mm256_storeu_si256((__m256i *)(void *)out, _mm256_or_si256(_mm256_castps_si256(p.odd), even));
-}
-
-/* 8 packed bytes -> 8 odd (high nibble) and 8 even (low nibble) weights. vpermps reads 3 index bits; the sign
- * is bit 3 (7) of the byte. */
-K3V_INLINE k3v_pair k3v_split_mx(const uint8_t *p, k3v_table t) {
-    const __m256i sign = _mm256_set1_epi32((int)0x80000000u);
+/* 8 packed bytes under scale byte s -> 8 odd (high nibble) and 8 even (low nibble) weights. vpermps reads 3 index
+ * bits; the sign is bit 3 (7) of the byte. */
+K3V_INLINE k3v_pair k3v_split_mx(const uint8_t *p, uint32_t s) {
+    const __m256i table = _mm256_load_si256((const __m256i *)(const void *)k3v_mx_rows[s]);
+    const __m256i sign = _mm256_load_si256((const __m256i *)(const void *)(k3v_mx_rows[s] + 8));
     const __m256i w = _mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i *)(const void *)p));
+    const __m256i odd = _mm256_permutevar8x32_epi32(table, _mm256_srli_epi32(w, 4));
+    const __m256i even = _mm256_permutevar8x32_epi32(table, w);
     k3v_pair r;
-    r.odd = _mm256_or_ps(_mm256_permutevar8x32_ps(t, _mm256_srli_epi32(w, 4)),
-                         _mm256_castsi256_ps(_mm256_and_si256(_mm256_slli_epi32(w, 24), sign)));
-    r.even = _mm256_or_ps(_mm256_permutevar8x32_ps(t, w),
-                          _mm256_castsi256_ps(_mm256_and_si256(_mm256_slli_epi32(w, 28), sign)));
+    r.odd = _mm256_castsi256_ps(_mm256_or_si256(odd, _mm256_and_si256(_mm256_slli_epi32(w, 24), sign)));
+    r.even = _mm256_castsi256_ps(_mm256_or_si256(even, _mm256_and_si256(_mm256_slli_epi32(w, 28), sign)));
     return r;
+}
+
+/* 16 neighbouring binary32 in the order of k3v_split_mx, which is the natural one here. */
+K3V_INLINE k3v_pair k3v_split_x_mx(const float *p) { return k3v_split_f32(p); }
+
+/* The same weights as 16 neighbouring bf16. */
+K3V_INLINE void k3v_mx_store_bf16(uint16_t *out, const uint8_t *p, uint32_t s) {
+    const k3v_pair w = k3v_split_mx(p, s);
+    const __m256i even = _mm256_srli_epi32(_mm256_castps_si256(w.even), 16);
+    _mm256_storeu_si256((__m256i *)(void *)out, _mm256_or_si256(_mm256_castps_si256(w.odd), even));
 }
 
 /* ---- cross-lane order of rule 3 ---- */
@@ -105,6 +107,8 @@ K3V_INLINE k3v_f k3v_quads(const k3v_f *acc) {
     return _mm256_add_ps(k3v_quad1(k3v_quad2(acc[0], acc[1]), k3v_quad2(acc[2], acc[3])),
                          k3v_quad1(k3v_quad2(acc[4], acc[5]), k3v_quad2(acc[6], acc[7])));
 }
+
+K3V_INLINE k3v_f k3v_quads_mx(const k3v_f *acc) { return k3v_quads(acc); }
 
 /* Finish four rows together: 4 and 2 lie inside a part, 1 across the parts. */
 K3V_INLINE __m128 k3v_fold4(k3v_f a, k3v_f b, k3v_f c, k3v_f d) {

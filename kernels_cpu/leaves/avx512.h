@@ -6,12 +6,12 @@
 
 #include <immintrin.h>
 
+#include "mxfp4_table.h"
 #include "scalar.h"
 
 #define K3V_INLINE static inline __attribute__((always_inline))
 
 typedef __m512 k3v_f;
-typedef __m512 k3v_table; /* 16 E2M1 values, scaled */
 typedef struct {
     k3v_f odd, even;
 } k3v_pair;
@@ -54,35 +54,62 @@ K3V_INLINE k3v_pair k3v_split_bf16(const uint16_t *p) {
     return r;
 }
 
-/* ---- MXFP4: one vector is one scale group ---- */
+/* ---- MXFP4: one vector is one scale group ----
+ *
+ * Weights come out as pairs of bf16 in a lane order of their own (below), 128-bit part q, element d holding
+ * pair 4d + q: then one multishift of the 16 broadcast bytes makes all 32 table indices. x is split into the
+ * same order, and k3v_quads_mx reduces it. */
 
 #define K3V_MX_VECTORS 1 /* vectors per scale group */
 
-K3V_INLINE k3v_table k3v_mx_table(float scale) {
-    const __m512 e2m1 = _mm512_setr_ps(0.0f, 0.5f, 1.0f, 1.5f, 2.0f, 3.0f, 4.0f, 6.0f, -0.0f, -0.5f, -1.0f,
-                                       -1.5f, -2.0f, -3.0f, -4.0f, -6.0f);
-    return _mm512_mul_ps(e2m1, _mm512_set1_ps(scale));
+/* Row s: dword c holds code c's bf16 twice, because an index has a bit of the next nibble at its low end. */
+#define K3V_MX_CODE(c, s) ((((s) ? (uint32_t)(c) >> 3 << 31 : 0u) | K3_MX_BITS((c)&7, s)) >> 16) * 0x10001u
+#define K3V_MX_ROW(s)                                                                                         \
+    {K3V_MX_CODE(0, s),  K3V_MX_CODE(1, s),  K3V_MX_CODE(2, s),  K3V_MX_CODE(3, s),  K3V_MX_CODE(4, s),       \
+     K3V_MX_CODE(5, s),  K3V_MX_CODE(6, s),  K3V_MX_CODE(7, s),  K3V_MX_CODE(8, s),  K3V_MX_CODE(9, s),       \
+     K3V_MX_CODE(10, s), K3V_MX_CODE(11, s), K3V_MX_CODE(12, s), K3V_MX_CODE(13, s), K3V_MX_CODE(14, s),      \
+     K3V_MX_CODE(15, s)}
+static const uint32_t k3v_mx_rows[256][16] __attribute__((aligned(64))) = {K3_MX_256(K3V_MX_ROW)};
+
+/* Bit positions for byte 4d + q of each part: its low nibble less one bit, then its high nibble less one bit. */
+#define K3V_MX_SHIFT(q)                                                                                 \
+    ((uint64_t)((8 * (q) + 63) & 63) | (uint64_t)((8 * (q) + 3) & 63) << 16 |                           \
+     (uint64_t)((8 * (q) + 31) & 63) << 32 | (uint64_t)((8 * (q) + 35) & 63) << 48)
+
+/* 16 packed bytes under scale byte s -> 32 bf16, a dword a pair. */
+K3V_INLINE __m512i k3v_mx_pairs(const uint8_t *p, uint32_t s) {
+    const __m512i shift =
+        _mm512_setr_epi64((long long)K3V_MX_SHIFT(0), (long long)K3V_MX_SHIFT(0), (long long)K3V_MX_SHIFT(1),
+                          (long long)K3V_MX_SHIFT(1), (long long)K3V_MX_SHIFT(2), (long long)K3V_MX_SHIFT(2),
+                          (long long)K3V_MX_SHIFT(3), (long long)K3V_MX_SHIFT(3));
+    const __m512i bytes = _mm512_broadcast_i32x4(_mm_loadu_si128((const __m128i *)(const void *)p));
+    const __m512i table = _mm512_load_si512((const void *)k3v_mx_rows[s]);
+    return _mm512_permutexvar_epi16(_mm512_multishift_epi64_epi8(shift, bytes), table);
 }
 
-/* 16 scale bytes -> 2^(s - 127). s = 0 gives 0. */
-K3V_INLINE void k3v_mx_widen(__m128i bytes, float *scale) {
-    _mm512_storeu_si512((void *)scale, _mm512_slli_epi32(_mm512_cvtepu8_epi32(bytes), 23));
-}
-
-/* Pairs whose values bf16 holds exactly, stored as 32 neighbouring bf16. */
-K3V_INLINE void k3v_store_bf16(uint16_t *out, k3v_pair p) {
-    _mm512_storeu_si512((void *)out, _mm512_or_si512(_mm512_castps_si512(p.odd),
-                                                     _mm512_srli_epi32(_mm512_castps_si512(p.even), 16)));
-}
-
-/* 16 packed bytes -> 16 odd (high nibble) and 16 even (low nibble) weights. vpermps reads 4 index bits, so the
- * other nibble of each widened byte needs no masking. */
-K3V_INLINE k3v_pair k3v_split_mx(const uint8_t *p, k3v_table t) {
-    const __m512i w = _mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i *)(const void *)p));
+K3V_INLINE k3v_pair k3v_split_mx(const uint8_t *p, uint32_t s) {
+    const __m512i w = k3v_mx_pairs(p, s);
     k3v_pair r;
-    r.odd = _mm512_permutexvar_ps(_mm512_srli_epi32(w, 4), t);
-    r.even = _mm512_permutexvar_ps(w, t);
+    r.odd = _mm512_castsi512_ps(_mm512_and_si512(w, _mm512_set1_epi32((int)0xffff0000u)));
+    r.even = _mm512_castsi512_ps(_mm512_slli_epi32(w, 16));
     return r;
+}
+
+/* 32 neighbouring binary32 in the order of k3v_split_mx. */
+K3V_INLINE k3v_pair k3v_split_x_mx(const float *p) {
+    const __m512i odd = _mm512_setr_epi32(1, 9, 17, 25, 3, 11, 19, 27, 5, 13, 21, 29, 7, 15, 23, 31);
+    const __m512i even = _mm512_setr_epi32(0, 8, 16, 24, 2, 10, 18, 26, 4, 12, 20, 28, 6, 14, 22, 30);
+    const __m512 lo = _mm512_loadu_ps(p), hi = _mm512_loadu_ps(p + 16);
+    k3v_pair r;
+    r.odd = _mm512_permutex2var_ps(lo, odd, hi);
+    r.even = _mm512_permutex2var_ps(lo, even, hi);
+    return r;
+}
+
+/* The same pairs in natural order, stored as 32 neighbouring bf16. */
+K3V_INLINE void k3v_mx_store_bf16(uint16_t *out, const uint8_t *p, uint32_t s) {
+    const __m512i natural = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
+    _mm512_storeu_si512((void *)out, _mm512_permutexvar_epi32(natural, k3v_mx_pairs(p, s)));
 }
 
 /* ---- cross-lane order of rule 3 ---- */
@@ -98,6 +125,15 @@ K3V_INLINE k3v_f k3v_quad1(k3v_f a, k3v_f b) {
 /* The 16 quad sums of a row: element v of 128-bit part q is quad 4v + q. */
 K3V_INLINE k3v_f k3v_quads(const k3v_f *acc) {
     return k3v_quad1(k3v_quad2(acc[0], acc[1]), k3v_quad2(acc[2], acc[3]));
+}
+
+/* The same from k3v_split_mx's order: a quad's lanes lie in the four parts. Part v of the result holds vector v's
+ * quads, element d quad 4v + d; k3v_quads has parts and elements the other way round, so transpose. */
+K3V_INLINE k3v_f k3v_quads_mx(const k3v_f *acc) {
+    const __m512 a = _mm512_add_ps(_mm512_shuffle_f32x4(acc[0], acc[1], 0x44), _mm512_shuffle_f32x4(acc[0], acc[1], 0xee));
+    const __m512 b = _mm512_add_ps(_mm512_shuffle_f32x4(acc[2], acc[3], 0x44), _mm512_shuffle_f32x4(acc[2], acc[3], 0xee));
+    const __m512 t = _mm512_add_ps(_mm512_shuffle_f32x4(a, b, 0x88), _mm512_shuffle_f32x4(a, b, 0xdd));
+    return _mm512_permutexvar_ps(_mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15), t);
 }
 
 /* Halve four rows of quad sums together: 8 and 4 lie inside a part, 2 and 1 across parts. */

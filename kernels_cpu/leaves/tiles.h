@@ -13,7 +13,7 @@
 
 #define K3V_STEP (2 * K3V_LANES) /* elements a vector step covers */
 #define K3V_UNROLL _Pragma("GCC unroll 8")
-#define K3V_SEGMENT 2048u /* elements a prefill pass walks before the next vector position takes over */
+#define K3V_SEGMENT 1024u /* elements a prefill pass walks before the next vector position takes over */
 
 enum { K3V_BF16 = 0, K3V_F32 = 1 };
 
@@ -58,10 +58,39 @@ K3V_INLINE void k3v_finish_tail(int type, k3v_f *acc, const k3v_tail *tail) {
 
 /* ---- one token: R rows (or R blocks that share x) side by side ------------------------------------- */
 
-#define K3V_AHEAD 4096 /* bytes of prefetch per stream; enough for L2's streamer to fall in behind */
+/* How far ahead of byte `at` of a row to prefetch. Four streams side by side reach the end of their rows together,
+ * so the bytes that come next are four rows on, not just behind: prefetching those would fetch what a neighbour
+ * has read, and every tile would begin with misses. */
+typedef struct {
+    uint64_t limit, before, after; /* distance before byte `limit` and from it on */
+} k3v_ahead;
+
+#define K3V_AHEAD 4096u      /* bytes within a row */
+#define K3V_AHEAD_TILE 8192u /* at least this much where rows are short */
+/* Into L2 only: x fills most of L1, and weights prefetched there push it out before they are used (on a Zen 4 with
+ * 32 KiB that cost a third of the bandwidth at K = 7168 and half at K = 512). */
+#define K3V_PREFETCH(p) _mm_prefetch((p), _MM_HINT_T1)
+
+/* For a block that begins `first` bytes into a row of row_bytes, rows ld_bytes apart. */
+K3V_INLINE k3v_ahead k3v_ahead_of(uint64_t row_bytes, uint64_t ld_bytes, uint64_t first) {
+    const uint64_t tile = 4u * ld_bytes;
+    k3v_ahead a;
+    a.limit = 0;
+    if (K3V_ROWS == 1) {
+        a.before = a.after = K3V_AHEAD; /* one row after the other: memory order */
+    } else if (row_bytes <= K3V_AHEAD) {
+        a.before = a.after = tile * (1u + K3V_AHEAD_TILE / tile);
+    } else {
+        a.before = K3V_AHEAD;
+        a.after = K3V_AHEAD + tile - row_bytes;
+        if (row_bytes > K3V_AHEAD + first) a.limit = row_bytes - K3V_AHEAD - first;
+    }
+    return a;
+}
 
 /* quads[r] = the 16 quad sums of rule 3 over K elements of row r. */
-K3V_INLINE void k3v_tile(int type, int R, const uint8_t *const *w, const float *x, uint32_t K, k3v_f *quads) {
+K3V_INLINE void k3v_tile(int type, int R, const uint8_t *const *w, const float *x, uint32_t K, k3v_ahead ahead,
+                         k3v_f *quads) {
     k3v_f acc[K3V_ROWS][K3V_PER_ROW];
     uint32_t i = 0;
     K3V_UNROLL
@@ -69,6 +98,7 @@ K3V_INLINE void k3v_tile(int type, int R, const uint8_t *const *w, const float *
         K3V_UNROLL
         for (int v = 0; v < K3V_PER_ROW; v++) acc[r][v] = k3v_zero();
     for (; i + K3_CHUNK <= K; i += K3_CHUNK) {
+        const uint64_t next = i * k3v_bytes(type) < ahead.limit ? ahead.before : ahead.after;
         K3V_UNROLL
         for (int v = 0; v < K3V_PER_ROW; v++) {
             const k3v_pair xv = k3v_split_f32(x + i + (uint32_t)v * K3V_STEP);
@@ -76,7 +106,7 @@ K3V_INLINE void k3v_tile(int type, int R, const uint8_t *const *w, const float *
             for (int r = 0; r < R; r++) {
                 const uint8_t *p = w[r] + (uint64_t)(i + (uint32_t)v * K3V_STEP) * k3v_bytes(type);
                 acc[r][v] = k3v_pair_fma(k3v_split(type, p), xv, acc[r][v]);
-                if ((v * K3V_STEP * (int)k3v_bytes(type)) % 64 == 0) _mm_prefetch(p + K3V_AHEAD, _MM_HINT_T0);
+                if ((v * K3V_STEP * (int)k3v_bytes(type)) % 64 == 0) K3V_PREFETCH(p + next);
             }
         }
     }
@@ -96,8 +126,8 @@ K3V_INLINE void k3v_tile(int type, int R, const uint8_t *const *w, const float *
 /* Out of line, one copy each: inlined where they are used, they were most of the object file. */
 #define K3V_TILE(name, type, R)                                                                          \
     static __attribute__((noinline)) void name(const uint8_t *const *w, const float *x, uint32_t K,      \
-                                               k3v_f *quads) {                                           \
-        k3v_tile(type, R, w, x, K, quads);                                                               \
+                                               k3v_ahead ahead, k3v_f *quads) {                          \
+        k3v_tile(type, R, w, x, K, ahead, quads);                                                        \
     }
 K3V_TILE(k3v_tile_bf16, K3V_BF16, K3V_ROWS)
 K3V_TILE(k3v_tile_f32, K3V_F32, K3V_ROWS)
@@ -110,14 +140,15 @@ K3V_TILE(k3v_row_f32, K3V_F32, 1)
 #endif
 
 /* Four rows (or fewer, n) over one block. */
-K3V_INLINE __m128 k3v_four(int type, const uint8_t *const *w, uint32_t n, const float *x, uint32_t K) {
+K3V_INLINE __m128 k3v_four(int type, const uint8_t *const *w, uint32_t n, const float *x, uint32_t K,
+                           k3v_ahead ahead) {
     k3v_f quads[4];
     uint32_t r;
     if (n == 4u) {
         for (r = 0; r < 4u; r += K3V_ROWS)
-            (type == K3V_BF16 ? k3v_tile_bf16 : k3v_tile_f32)(w + r, x, K, quads + r);
+            (type == K3V_BF16 ? k3v_tile_bf16 : k3v_tile_f32)(w + r, x, K, ahead, quads + r);
     } else {
-        for (r = 0; r < n; r++) (type == K3V_BF16 ? k3v_row_bf16 : k3v_row_f32)(w + r, x, K, quads + r);
+        for (r = 0; r < n; r++) (type == K3V_BF16 ? k3v_row_bf16 : k3v_row_f32)(w + r, x, K, ahead, quads + r);
         for (; r < 4u; r++) quads[r] = quads[0];
     }
     return k3v_fold4(quads[0], quads[1], quads[2], quads[3]);
@@ -150,9 +181,10 @@ K3V_INLINE void k3v_rows4(int type, const uint8_t *W, uint64_t ldw, uint32_t r0,
     uint32_t b, r;
     for (b = 0; b < n_blocks; b++) {
         const uint8_t *w[4];
+        const k3v_ahead ahead = k3v_ahead_of(K * k3v_bytes(type), ldw * k3v_bytes(type), (uint64_t)b * B * k3v_bytes(type));
         for (r = 0; r < 4u; r++)
             w[r] = W + ((uint64_t)(r0 + (r < n ? r : 0u)) * ldw + (uint64_t)b * B) * k3v_bytes(type);
-        d[b] = k3v_four(type, w, n, x + (uint64_t)b * B, B);
+        d[b] = k3v_four(type, w, n, x + (uint64_t)b * B, B, ahead);
     }
     k3v_store_n(y, k3v_tree4(d, n_blocks), n);
 }
@@ -274,10 +306,11 @@ K3_LEAF void k3_rows_dot_f32(const K3Ctx *c, const float *W, uint64_t ldw, uint3
 
 K3_LEAF float k3_dot_f32(const K3Ctx *c, const float *a, const float *b, uint32_t K) {
     const uint8_t *w[1];
+    const k3v_ahead ahead = {0, 0, 0}; /* one row: nothing comes next */
     k3v_f quads;
     (void)c;
     w[0] = (const uint8_t *)a;
-    k3v_row_f32(w, b, K, &quads);
+    k3v_row_f32(w, b, K, ahead, &quads);
     return _mm_cvtss_f32(k3v_fold4(quads, quads, quads, quads));
 }
 
