@@ -85,14 +85,15 @@ def build(
     *,
     root: Path = ROOT,
     defines: Sequence[str] = (),
+    flags: Sequence[str] = (),
     only: Sequence[str] = (),
     keep: bool = True,
 ) -> Path:
     """Compile the interpreter to `output` (default: executable_path) and return its path.
 
-    `defines` makes a variant for a negative control, in the units named by `only` (default: all);
-    it enters the source hash, so that a loader never takes a variant for the real one. `keep`
-    leaves objects in the build folder for the next variant.
+    `defines` and `flags` make a variant (a negative control, a sanitizer) of the units named by
+    `only` (default: all); they enter the source hash, so that a loader never takes a variant for
+    the real one. `keep` leaves objects in the build folder for the next variant.
     Raises: TargetError if there is no C compiler or it refuses a source.
     """
     compiler = _compiler()
@@ -108,12 +109,13 @@ def build(
         except OSError as error:
             raise TargetError(str(output), got=error.strerror, need="a writable folder") from None
         _write_op_list(folder)
+        changes = [*(f"-D{name}" for name in defines), *flags]
         jobs, objects = [], []
         for unit in _UNITS:
-            extra = [f"-D{name}" for name in defines if not only or unit.name in only]
+            extra = changes if not only or unit.name in only else []
             if unit.name == "main":
-                stamp = " ".join([sources, *defines, *only])
-                extra.append("-DK3_SOURCE_HASH=" + json.dumps(stamp))
+                stamp = " ".join([sources, *changes, *only])
+                extra = [*extra, "-DK3_SOURCE_HASH=" + json.dumps(stamp)]
             key = hashlib.sha256(repr((sources, unit, extra)).encode()).hexdigest()[:16]
             objects.append(kept / f"{unit.name}-{key}.o")
             arguments = [compiler, *_arguments(root, folder, unit), *extra]
@@ -121,9 +123,9 @@ def build(
         with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
             list(pool.map(_compile, jobs))
         made = folder / EXECUTABLE
-        _run([compiler, "-pthread", "-o", str(made), *map(str, objects), "-lm"])
+        _run([compiler, "-pthread", *flags, "-o", str(made), *map(str, objects), "-lm"])
         os.replace(made, output)
-    if keep and not defines:
+    if keep and not changes:
         _forget_others(kept, objects)
     return output
 

@@ -257,7 +257,7 @@ class RankGroup:
         code = rank.process.wait()
         self._abort()
         assert rank.process.stderr is not None
-        said = rank.process.stderr.read().decode(errors="replace").strip()
+        said = _one_line(rank.process.stderr.read().decode(errors="replace"))
         if code in _EXIT_ERRORS:
             raise _EXIT_ERRORS[code](f"rank {rank.number}", got=said, need="what it can run")
         how = f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
@@ -277,6 +277,12 @@ class FaultError(Exception):
 
 def _open_path(descriptor: int) -> str:
     return f"/proc/self/fd/{descriptor}"
+
+
+def _one_line(text: str) -> str:
+    """Return the first line that says something (a sanitizer draws a rule above its report)."""
+    lines = (line.strip() for line in text.splitlines())
+    return next((line for line in lines if line.strip("=")), "")
 
 
 def _disagreement(rows: Array, keys: list[tuple[bytes, ...]]) -> K3Error:

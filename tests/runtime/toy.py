@@ -212,7 +212,9 @@ def images(
 
 def launch(made: list[bytes], **options: object) -> Launch:
     """Return a launch of the built interpreter with a short deadline."""
-    given = {"interpreter": load().path, "images": made, "deadline_seconds": 5.0} | options
+    given = {"images": made, "deadline_seconds": 5.0} | options
+    if "interpreter" not in given:
+        given["interpreter"] = load().path
     return Launch(**given)  # type: ignore[arg-type]
 
 

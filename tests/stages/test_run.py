@@ -2,6 +2,9 @@
 
 import json
 import re
+import signal
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -179,6 +182,46 @@ def test_a_plan_of_a_bare_config_has_no_weights_to_run_on(
     done = run(oracle("tiny_tp8"), "--plan", plan)
     assert done.code == 3
     assert "only a config" in done.err
+
+
+# -- being stopped -----------------------------------------------------------------------------
+
+
+def _start_long(source: Path, cache: Path, **options: object) -> subprocess.Popen[str]:
+    words = f"run {source} --ids 1 --gen 4000 --tp 2 --ignore-eos --json --cache {cache}"
+    command = [sys.executable, "-m", "stages.cli", *words.split()]
+    return subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        cwd=Path(__file__).parents[2], **options,
+    )  # fmt: skip
+
+
+def _children(pid: int) -> list[int]:
+    text = Path(f"/proc/{pid}/task/{pid}/children").read_text()
+    return [int(word) for word in text.split()]
+
+
+def test_ctrl_c_ends_with_130_and_no_stray_rank(oracle: Run, cache: Path) -> None:
+    with _start_long(oracle("tiny_tp8"), cache) as process:
+        lines = [process.stdout.readline() for _ in range(5)]
+        assert '"event":"token"' in lines[-1]
+        ranks = _children(process.pid)
+        assert len(ranks) == 2
+        process.send_signal(signal.SIGINT)
+        _, err = process.communicate(timeout=30)
+    assert process.returncode == 130
+    assert err.strip() == "interrupted"
+    assert not any(Path(f"/proc/{pid}").exists() for pid in ranks)
+
+
+def test_a_closed_pipe_ends_quietly(oracle: Run, cache: Path) -> None:
+    with _start_long(oracle("tiny_tp8"), cache) as process:
+        process.stdout.readline()
+        ranks = _children(process.pid)
+        process.stdout.close()
+        assert process.wait(timeout=30) == 0
+        assert process.stderr.read() == ""
+    assert not any(Path(f"/proc/{pid}").exists() for pid in ranks)
 
 
 # -- the cache ---------------------------------------------------------------------------------
