@@ -112,16 +112,17 @@ class Checkpoint:
         first = self.index.files[0]
         if not (self.path / first).exists():
             return None, None  # coverage and reads name the missing file
-        text = self.header(first).metadata.get("k3")
+        text = self.header(first).metadata.get("k3", "{}")
         try:
-            entry = json.loads(text) if text is not None else {}
-        except ValueError:
-            entry = None
-        if not isinstance(entry, dict):
+            entry = json.loads(text)
+            tp, rank = entry.get("tp"), entry.get("rank")
+        except (ValueError, AttributeError):
+            tp = rank = text
+        if not (tp is None and rank is None) and not (type(tp) is int and type(rank) is int):
             raise ArtifactError(
                 f"{self.path / first}: __metadata__.k3", got=text, need="the shard writer's JSON"
             )
-        return entry.get("tp"), entry.get("rank")
+        return tp, rank
 
     # -- reading -------------------------------------------------------------------------------
 

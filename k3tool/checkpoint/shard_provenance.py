@@ -3,6 +3,7 @@
 It writes what the shard writer tells it and reads no tensor.
 """
 
+import hashlib
 from pathlib import Path
 from typing import NamedTuple
 
@@ -45,12 +46,17 @@ def write_provenance(
         with Checkpoint.open(building / rank_folder_name(rank, tp)) as written:
             identities.append(written.identity)
     sources = checkpoint.index.files
+    beside = sorted(path for path in building.iterdir() if path.is_file())
     rank_files = sorted({entry.file for entry in placed})
     datasets = {
         "ranks": Dataset(np.array(ranks, dtype=np.uint32), ("rank",)),
         "rank_identity": Dataset(identities, ("rank",)),
         "source_files": Dataset(sources, ("file",)),
         "rank_files": Dataset(rank_files, ("file",)),
+        "files/name": Dataset([path.name for path in beside], ("file",)),
+        "files/sha256": Dataset(
+            [hashlib.sha256(path.read_bytes()).hexdigest() for path in beside], ("file",)
+        ),
         "dropped/name": Dataset([info.name for info in dropped], ("tensor",)),
         "dropped/file": Dataset([info.file for info in dropped], ("tensor",)),
         "dropped/bytes": Dataset(

@@ -2,14 +2,16 @@
 
 Schema 1 of kind `shards`. Root attributes: `tp`, `checkpoint_identity`. Datasets: `ranks` u4 [R];
 `rank_identity` str [R]; `source_files`, `rank_files` str; `tensors/*` with one row per tensor in
-file order (see k3tool.checkpoint.shard_writer); `dropped/{name,file,bytes}`.
+file order (see k3tool.checkpoint.shard_provenance); `dropped/{name,file,bytes}`; `files/{name,
+sha256}` for the config and side files beside the rank folders.
 """
 
+import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from k3tool.artifact import InputRef, open_artifact
+from k3tool.artifact import Artifact, InputRef, open_artifact
 from k3tool.checkpoint.reader import Checkpoint
 from k3tool.errors import ArtifactError
 from k3tool.model.config import K3Config
@@ -47,6 +49,7 @@ class Shards:
         with open_artifact(path / SHARDS_NAME, "shards", SHARDS_SCHEMA) as artifact:
             ranks = tuple(int(rank) for rank in artifact.read("ranks"))
             identities = dict(zip(ranks, artifact.read("rank_identity"), strict=True))
+            _check_files(path, artifact)
             config = K3Config.load(path / "config.json", eps_overrides)
             return cls(
                 path=path,
@@ -87,3 +90,21 @@ class Shards:
     def as_input(self, role: str) -> InputRef:
         """Return these shards as an input of another artifact."""
         return InputRef(role, "shards", self.path.name, self.digest)
+
+
+def _check_files(path: Path, artifact: Artifact) -> None:
+    """Refuse a config or side file edited after sharding: eps and end tokens live there."""
+    names, digests = artifact.read("files/name"), artifact.read("files/sha256")
+    for name, need in zip(names, digests, strict=True):
+        got = (
+            hashlib.sha256((path / name).read_bytes()).hexdigest()
+            if (path / name).is_file()
+            else "no such file"
+        )
+        if got != need:
+            raise ArtifactError(
+                str(path / name),
+                got=got[:16],
+                need=f"{need[:16]} by {SHARDS_NAME}",
+                hint="files were changed after sharding: shard again",
+            )

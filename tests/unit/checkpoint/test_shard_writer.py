@@ -11,6 +11,7 @@ from safetensors import safe_open
 from k3tool.artifact import open_artifact
 from k3tool.checkpoint import reader
 from k3tool.checkpoint.reader import Checkpoint
+from k3tool.checkpoint.safetensors_writer import SafetensorsWriter, TensorLayout
 from k3tool.checkpoint.shard_writer import shard_checkpoint
 from k3tool.checkpoint.shards import Shards
 from k3tool.errors import ArtifactError, UsageError
@@ -182,3 +183,75 @@ def test_changed_rank_is_refused(oracle: Oracle, tmp_path: Path) -> None:
     shards.rank(0)
     with pytest.raises(ArtifactError, match="rank-01-of-02"):
         shards.rank(1)
+
+
+@pytest.mark.parametrize("name", ["config.json", "generation_config.json"])
+def test_edited_file_beside_the_ranks_is_refused(
+    writable: Callable[[str], Path], tmp_path: Path, name: str
+) -> None:
+    source = writable("tiny_tp8")
+    (source / "generation_config.json").write_text('{"eos_token_id": 502}')
+    shard_checkpoint(source, 2, tmp_path / "out")
+    Shards.open(tmp_path / "out")
+    path = tmp_path / "out" / name
+    path.write_text(path.read_text().replace("502", "501"))
+    with pytest.raises(ArtifactError, match=name):
+        Shards.open(tmp_path / "out")
+    path.unlink()
+    with pytest.raises(ArtifactError, match=name):
+        Shards.open(tmp_path / "out")
+
+
+@pytest.mark.parametrize("text", ["[", "[]", '{"tp": 2}', '{"tp": "2", "rank": 0}', "null"])
+def test_foreign_k3_metadata_is_refused(writable: Callable[[str], Path], text: str) -> None:
+    folder = writable("tiny_tp8")
+    path = folder / "model-00001-of-000011.safetensors"
+    raw = path.read_bytes()
+    length = int.from_bytes(raw[:8], "little")
+    header = json.loads(raw[8 : 8 + length])
+    header["__metadata__"] = {"k3": text}
+    head = json.dumps(header).encode()
+    path.write_bytes(len(head).to_bytes(8, "little") + head + raw[8 + length :])
+    with pytest.raises(ArtifactError, match=r"__metadata__\.k3"):
+        Checkpoint.open(folder)
+
+
+def _rewrite_in_second_form(folder: Path) -> None:
+    """Store A_log without padding and the convolutions as matrices, as some exports do."""
+    with Checkpoint.open(folder) as checkpoint:
+        files = {name: checkpoint.header(name) for name in checkpoint.index.files}
+        for name, header in files.items():
+            arrays = {}
+            for tensor, info in header.tensors.items():
+                array = checkpoint.read(tensor)
+                if tensor.endswith("A_log"):
+                    array = array[:8]
+                elif "conv1d" in tensor:
+                    array = array[:, 0, :]
+                arrays[tensor] = (info.dtype, array)
+            layout = [TensorLayout(t, d, a.shape, a.nbytes) for t, (d, a) in arrays.items()]
+            checkpoint.close()
+            with SafetensorsWriter(folder / name, layout, {}) as writer:
+                for tensor, (_, array) in arrays.items():
+                    writer.start(tensor)
+                    writer.append(array)
+                    writer.finish()
+    index = json.loads((folder / "model.safetensors.index.json").read_text())
+    del index["metadata"]
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+
+
+def test_second_stored_forms_shard_to_the_same_bytes(
+    writable: Callable[[str], Path], eight: Path, tmp_path: Path
+) -> None:
+    folder = writable("tiny_tp8")
+    _rewrite_in_second_form(folder)
+    shard_checkpoint(folder, 8, tmp_path / "out")
+    ours, released = Shards.open(tmp_path / "out").rank(6), Shards.open(eight).rank(6)
+    assert ours.names() == released.names()
+    for name in ours.names():
+        assert ours.read(name).tobytes() == released.read(name).tobytes(), name
+    assert ours.tensor_info("language_model.model.layers.1.self_attn.q_conv1d.weight").shape == (
+        16,
+        4,
+    )
