@@ -14,7 +14,9 @@ K3_FN void k3_op_all_reduce_add(K3Ctx *c, const K3Inst *inst, uint32_t u0, uint3
     uint32_t t;
     for (t = 0; t < c->step->n_tokens; t++) {
         const uint64_t row = (uint64_t)t * inst->width;
-        K3_FOR(j, u0 * inst->unit_cols, u1 * inst->unit_cols) { y[row + j] = residual[row + j] + k3_peer_sum(&x, row + j); }
+        K3_FOR(j, u0 * inst->unit_cols, u1 * inst->unit_cols) {
+            y[row + j] = residual[row + j] + k3_peer_sum(&x, row + j);
+        }
     }
 }
 

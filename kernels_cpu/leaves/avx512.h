@@ -130,8 +130,9 @@ K3V_INLINE k3v_f k3v_quads(const k3v_f *acc) {
 /* The same from k3v_split_mx's order: a quad's lanes lie in the four parts. Part v of the result holds vector v's
  * quads, element d quad 4v + d; k3v_quads has parts and elements the other way round, so transpose. */
 K3V_INLINE k3v_f k3v_quads_mx(const k3v_f *acc) {
-    const __m512 a = _mm512_add_ps(_mm512_shuffle_f32x4(acc[0], acc[1], 0x44), _mm512_shuffle_f32x4(acc[0], acc[1], 0xee));
-    const __m512 b = _mm512_add_ps(_mm512_shuffle_f32x4(acc[2], acc[3], 0x44), _mm512_shuffle_f32x4(acc[2], acc[3], 0xee));
+    const __m512 a0 = _mm512_shuffle_f32x4(acc[0], acc[1], 0x44), a1 = _mm512_shuffle_f32x4(acc[0], acc[1], 0xee);
+    const __m512 b0 = _mm512_shuffle_f32x4(acc[2], acc[3], 0x44), b1 = _mm512_shuffle_f32x4(acc[2], acc[3], 0xee);
+    const __m512 a = _mm512_add_ps(a0, a1), b = _mm512_add_ps(b0, b1);
     const __m512 t = _mm512_add_ps(_mm512_shuffle_f32x4(a, b, 0x88), _mm512_shuffle_f32x4(a, b, 0xdd));
     return _mm512_permutexvar_ps(_mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15), t);
 }

@@ -181,7 +181,8 @@ K3V_INLINE void k3v_rows4(int type, const uint8_t *W, uint64_t ldw, uint32_t r0,
     uint32_t b, r;
     for (b = 0; b < n_blocks; b++) {
         const uint8_t *w[4];
-        const k3v_ahead ahead = k3v_ahead_of(K * k3v_bytes(type), ldw * k3v_bytes(type), (uint64_t)b * B * k3v_bytes(type));
+        const uint64_t size = k3v_bytes(type);
+        const k3v_ahead ahead = k3v_ahead_of(K * size, ldw * size, (uint64_t)b * B * size);
         for (r = 0; r < 4u; r++)
             w[r] = W + ((uint64_t)(r0 + (r < n ? r : 0u)) * ldw + (uint64_t)b * B) * k3v_bytes(type);
         d[b] = k3v_four(type, w, n, x + (uint64_t)b * B, B, ahead);
