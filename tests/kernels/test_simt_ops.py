@@ -8,6 +8,7 @@ lanes use, a write in place before all have read. Not covered: memory models bet
 from __future__ import annotations
 
 import subprocess
+from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
@@ -17,7 +18,7 @@ from k3tool.isa.table import SPECS, Op
 from tests.kernels import test_ops
 from tests.kernels.bodies import Bodies
 from tests.kernels.conftest import ROOT
-from tests.kernels.op_cases import CASES
+from tests.kernels.op_cases import CASES, T
 from tests.kernels.test_ops import execute, ids
 from tests.kernels.test_simt_leaves import FLAGS, FOLDER, FORWARD, REVERSE, STRIDED, VENDOR_LANES
 
@@ -74,6 +75,29 @@ def test_slices_change_no_bit(body_library, simt_bodies, op):
     slices = list(pairwise(cuts))
     got = execute(simt_bodies, case, slices=slices)
     assert all(np.array_equal(g, w) for g, w in zip(got, want, strict=True))
+
+
+def test_several_tiles_equal_scalar(body_library, simt_bodies):
+    """More rows than a body keeps in scratch at once, so that a tile overwrites the one before."""
+    rows, case = 150, CASES[Op.GLU_BF16]
+    matrices = {name: np.resize(case.stored[name], (rows, 528)) for name in ("gate", "up")}
+    stored = {**case.stored, **matrices}
+    case = replace(case, n_units=rows, width=rows, stored=stored, out_shape=(T, rows))
+    want = execute(body_library("scalar"), case)
+    got = execute(simt_bodies, case)
+    assert all(np.array_equal(g, w) for g, w in zip(got, want, strict=True))
+
+
+def test_a_route_of_sixteen_equals_scalar(body_library, simt_bodies):
+    """As many experts as the model takes: two lanes read what lane 0 has picked."""
+    rng = np.random.default_rng(7)
+    stored = {"logits": rng.normal(0, 2, (T, 40)), "bias": rng.normal(0, 0.3, 40)}
+    stored = {name: a.astype(np.float32) for name, a in stored.items()}
+    params = {"n_experts": 40, "top_k": 16, "scale": 1.5}
+    case, shape = CASES[Op.ROUTER_TOPK], (T, 32)
+    route = replace(case, params=params, stored=stored, width=32, out_shape=shape)
+    want, _ = execute(body_library("scalar"), route)
+    assert np.array_equal(execute(simt_bodies, route)[0], want)
 
 
 def test_argmax_and_fold(simt_bodies):

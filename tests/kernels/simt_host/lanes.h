@@ -58,7 +58,8 @@ static void __attribute__((noinline)) k3_host_barrier() {
         k3_host.arrived = 0;
         k3_host.generation++;
     }
-    while (k3_host.generation == mine) k3_host_yield();
+    do k3_host_yield(); /* who came last goes on no sooner than the others */
+    while (k3_host.generation == mine);
     k3_host.progress = true;
 }
 
@@ -92,11 +93,11 @@ static void k3_host_start_lane(uint32_t lane) {
     k3_host.exchanges[lane] = 0;
 }
 
-/* Give every unfinished lane of [first, first + n) a turn; whether any got further. */
-static bool k3_host_turn(uint32_t first, uint32_t n, uint32_t step, uint32_t *left) {
+/* Give every unfinished lane of [first, first + n) a turn, from `start` by `step`; whether any got further. */
+static bool k3_host_turn(uint32_t first, uint32_t n, uint32_t start, uint32_t step, uint32_t *left) {
     k3_host.progress = false;
     for (uint32_t i = 0; i < n; i++) {
-        const uint32_t lane = first + (i * step) % n;
+        const uint32_t lane = first + (start + i * step) % n;
         if (k3_host.done[lane]) continue;
         k3_host_lane = lane;
         k3_host_switch(&k3_host.scheduler, k3_host.lane[lane]);
@@ -117,15 +118,17 @@ static void k3_host_run(K3HostOrder order, void (*body)(void *), void *argument)
     for (uint32_t lane = 0; lane < n; lane++) k3_host_start_lane(lane);
     _mm_setcsr(0x9fc0u);
     while (left) {
-        const uint32_t had = left;
+        const uint32_t had = left, generation = k3_host.generation;
         bool moved = false;
         if (order == K3_HOST_STRIDED)
-            moved = k3_host_turn(0u, n, 37u, &left);
+            moved = k3_host_turn(0u, n, 0u, 37u, &left);
         else
             for (uint32_t i = 0; i < n; i += 16u) {
                 const uint32_t team = order == K3_HOST_FORWARD ? i : n - 16u - i;
-                const uint32_t step = order == K3_HOST_FORWARD ? 1u : 15u; /* 15 i mod 16: 0, 15, 14, ... */
-                while (k3_host_turn(team, 16u, step, &left)) moved = true;
+                const uint32_t back = order == K3_HOST_FORWARD ? 0u : 15u; /* lane 0 last: it writes for others */
+                while (generation == k3_host.generation && k3_host_turn(team, 16u, back, back ? 15u : 1u, &left))
+                    moved = true;
+                if (generation != k3_host.generation) break; /* a barrier opened: from the first team again */
             }
         if (!moved && left == had) k3_host_fail("waits for lanes that will never come");
     }
