@@ -108,97 +108,6 @@ static void audit(K3Team *team) {
     }
 }
 
-/* ---- digest ---------------------------------------------------------------------------------------- */
-
-static uint64_t digest_rows(K3Worker *w, const K3Inst *inst, const K3Entry *e, uint32_t first_row) {
-    const K3Team *team = w->team;
-    const K3OpRow *op = &team->image->ops[inst->op];
-    const uint32_t *out = team->memory->tensor[inst->handle[op->output_slot]];
-    const uint64_t key = (uint64_t)e->inst << 32;
-    const uint32_t period = inst->n_units * inst->unit_cols; /* columns of one expert's part, else all */
-    const int by_columns = op->unit_kind == K3_UNIT_COLUMNS;
-    const uint32_t step = by_columns && period > 0 && period < inst->width ? period : inst->width;
-    uint32_t row0 = first_row, row1 = team->step.n_tokens, col0 = 0, n_cols = inst->width;
-    uint64_t sum = 0;
-    if (op->unit_kind == K3_UNIT_TOKEN) {
-        row0 = e->unit0 > row0 ? e->unit0 : row0;
-        row1 = e->unit1 < row1 ? e->unit1 : row1;
-    } else if (by_columns) {
-        col0 = e->unit0 * inst->unit_cols;
-        n_cols = (e->unit1 - e->unit0) * inst->unit_cols;
-        if (col0 + n_cols > step) n_cols = step - col0;
-    }
-    for (uint32_t t = row0; t < row1; t++) {
-        for (uint32_t col = col0; col < inst->width; col += step) {
-            const uint64_t at = (uint64_t)t * inst->width + col;
-            sum += team->bodies->digest(out + at, n_cols, key + at);
-        }
-    }
-    return sum;
-}
-
-/* A token's row of a paged cache. */
-static uint64_t digest_cache(K3Worker *w, const K3Inst *inst, const K3Entry *e) {
-    const K3Team *team = w->team;
-    const K3Step *s = &team->step;
-    const uint32_t *cache = team->memory->tensor[inst->handle[team->image->ops[inst->op].output_slot]];
-    uint64_t sum = 0;
-    for (uint32_t t = e->unit0; t < e->unit1 && t < s->n_tokens; t++) {
-        const uint32_t position = s->position[t];
-        const uint32_t page = s->page_table[(uint64_t)s->slot[t] * s->max_pages + position / K3_PAGE_TOKENS];
-        const uint64_t row = (uint64_t)page * K3_PAGE_TOKENS + position % K3_PAGE_TOKENS;
-        sum += team->bodies->digest(cache + row * inst->width, inst->width, ((uint64_t)e->inst << 32) + (uint64_t)t * inst->width);
-    }
-    return sum;
-}
-
-static void add_digest(K3Worker *w, const K3Inst *inst, const K3Entry *e) {
-    const K3Team *team = w->team;
-    const K3OpRow *op = &team->image->ops[inst->op];
-    if (op->digest_mode == K3_DIGEST_CACHE) w->digest += digest_cache(w, inst, e);
-    if (op->digest_mode != K3_DIGEST_ROWS) return;
-    const uint32_t out = inst->handle[op->output_slot];
-    const K3PhaseRow *row = &team->image->program[team->phase].row;
-    const int is_head = out == row->output_handle || out == row->logits_handle; /* other rows are not written */
-    w->digest += digest_rows(w, inst, e, is_head ? team->step.head_from : 0);
-}
-
-/* ---- experts --------------------------------------------------------------------------------------- */
-
-/* Numerics rule 4: a scale of 253 or more is refused when an expert is first read, before its first use. */
-static int admit_expert(K3Worker *w, const K3TensorRow *t, uint32_t expert, uint32_t *detail) {
-    const K3Memory *m = w->team->memory;
-    const uint32_t row = t->expert0 + expert;
-    if (__atomic_load_n(&m->admitted[row], __ATOMIC_RELAXED) != 0) return 1;
-    const uint8_t *scale = m->experts[row].scale;
-    uint8_t largest = 0;
-    for (uint64_t i = 0; i < t->scale_bytes; i++) largest = scale[i] > largest ? scale[i] : largest;
-    *detail = expert;
-    if (largest >= 253) return 0;
-    __atomic_store_n(&m->admitted[row], 1, __ATOMIC_RELAXED);
-    return 1;
-}
-
-/* Check the ids the router wrote and the experts they name. Returns a fault code or 0. */
-static uint32_t admit_experts(K3Worker *w, const K3Inst *inst, uint32_t route_slot, uint32_t *detail) {
-    const K3Team *team = w->team;
-    const K3TensorRow *route = &team->image->tensors[inst->handle[route_slot]];
-    const uint32_t *ids = team->memory->tensor[inst->handle[route_slot]];
-    const uint32_t top_k = route->row_elems / 2;
-    for (uint32_t k = 0; k < K3_N_HANDLES; k++) {
-        if (inst->handle[k] == 0xffff) continue;
-        const K3TensorRow *t = &team->image->tensors[inst->handle[k]];
-        if (t->place != K3_PLACE_EXPERTS) continue;
-        for (uint32_t n = 0; n < team->step.n_tokens * top_k; n++) {
-            const uint32_t expert = ids[(uint64_t)(n / top_k) * route->row_elems + n % top_k];
-            *detail = expert;
-            if (expert >= t->n_experts) return K3_FAULT_RANGE;
-            if (!admit_expert(w, t, expert, detail)) return K3_FAULT_SCALE;
-        }
-    }
-    return K3_FAULT_NONE;
-}
-
 /* ---- one entry ------------------------------------------------------------------------------------- */
 
 static int scratch_overrun(const K3Ctx *c) {
@@ -215,7 +124,7 @@ static uint32_t execute(K3Worker *w, const K3Program *p, const K3Entry *e, uint3
     if (body == NULL) return K3_FAULT_OPCODE; /* unknown, reserved or not served in this phase */
     const uint32_t route_slot = team->image->ops[inst->op].route_slot;
     if (route_slot != K3_NO_SLOT) {
-        const uint32_t fault = admit_experts(w, inst, route_slot, detail);
+        const uint32_t fault = k3_admit_experts(team, inst, route_slot, detail);
         if (fault != K3_FAULT_NONE) return fault;
     }
     body(&w->ctx, inst, e->unit0, e->unit1);
@@ -224,7 +133,7 @@ static uint32_t execute(K3Worker *w, const K3Program *p, const K3Entry *e, uint3
         return w->ctx.fault;
     }
     if (scratch_overrun(&w->ctx)) return K3_FAULT_SCRATCH;
-    if ((e->flags & K3_ENTRY_DIGEST) != 0) add_digest(w, inst, e);
+    if ((e->flags & K3_ENTRY_DIGEST) != 0) w->digest += k3_result_digest(team, inst, e);
     if ((e->flags & K3_ENTRY_REARM) != 0) rearm(team);
     for (uint32_t i = 0; i < e->n_signals; i++) signal_counter(team, p->signals[e->signal_ofs + i]);
     return K3_FAULT_NONE;

@@ -49,6 +49,7 @@ _UNITS = (
     Unit("avx2", "ops_body.c", ("-DK3_LEAVES_AVX2", "-O3", *_AVX2)),
     Unit("avx512", "ops_body.c", ("-DK3_LEAVES_AVX512", "-O3", *_AVX512)),
     Unit("interp", "interp.c", ("-O2",)),
+    Unit("observe", "observe.c", ("-O2",)),
     Unit("memory", "memory.c", ("-O2",)),
     Unit("image", "image.c", ("-O2",)),
     Unit("main", "main.c", ("-O2",)),

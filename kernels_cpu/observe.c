@@ -1,0 +1,87 @@
+/* What the interpreter looks at beside the ops: digests of results, and experts before their first use.
+ * Neither changes a number of the model. */
+#include "interp.h"
+
+/* ---- digest ---------------------------------------------------------------------------------------- */
+
+static uint64_t digest_rows(const K3Team *team, const K3Inst *inst, const K3Entry *e, uint32_t first_row) {
+    const K3OpRow *op = &team->image->ops[inst->op];
+    const uint32_t *out = team->memory->tensor[inst->handle[op->output_slot]];
+    const uint64_t key = (uint64_t)e->inst << 32;
+    const uint32_t period = inst->n_units * inst->unit_cols; /* columns of one expert's part, else all */
+    const int by_columns = op->unit_kind == K3_UNIT_COLUMNS;
+    const uint32_t step = by_columns && period > 0 && period < inst->width ? period : inst->width;
+    uint32_t row0 = first_row, row1 = team->step.n_tokens, col0 = 0, n_cols = inst->width;
+    uint64_t sum = 0;
+    if (op->unit_kind == K3_UNIT_TOKEN) {
+        row0 = e->unit0 > row0 ? e->unit0 : row0;
+        row1 = e->unit1 < row1 ? e->unit1 : row1;
+    } else if (by_columns) {
+        col0 = e->unit0 * inst->unit_cols;
+        n_cols = (e->unit1 - e->unit0) * inst->unit_cols;
+        if (col0 + n_cols > step) n_cols = step - col0;
+    }
+    for (uint32_t t = row0; t < row1; t++) {
+        for (uint32_t col = col0; col < inst->width; col += step) {
+            const uint64_t at = (uint64_t)t * inst->width + col;
+            sum += team->bodies->digest(out + at, n_cols, key + at);
+        }
+    }
+    return sum;
+}
+
+/* A token's row of a paged cache. */
+static uint64_t digest_cache(const K3Team *team, const K3Inst *inst, const K3Entry *e) {
+    const K3Step *s = &team->step;
+    const uint32_t *cache = team->memory->tensor[inst->handle[team->image->ops[inst->op].output_slot]];
+    uint64_t sum = 0;
+    for (uint32_t t = e->unit0; t < e->unit1 && t < s->n_tokens; t++) {
+        const uint32_t position = s->position[t];
+        const uint32_t page = s->page_table[(uint64_t)s->slot[t] * s->max_pages + position / K3_PAGE_TOKENS];
+        const uint64_t row = (uint64_t)page * K3_PAGE_TOKENS + position % K3_PAGE_TOKENS;
+        sum += team->bodies->digest(cache + row * inst->width, inst->width, ((uint64_t)e->inst << 32) + (uint64_t)t * inst->width);
+    }
+    return sum;
+}
+
+uint64_t k3_result_digest(const K3Team *team, const K3Inst *inst, const K3Entry *e) {
+    const K3OpRow *op = &team->image->ops[inst->op];
+    if (op->digest_mode == K3_DIGEST_CACHE) return digest_cache(team, inst, e);
+    if (op->digest_mode != K3_DIGEST_ROWS) return 0;
+    const uint32_t out = inst->handle[op->output_slot];
+    const K3PhaseRow *row = &team->image->program[team->phase].row;
+    const int is_head = out == row->output_handle || out == row->logits_handle; /* other rows are not written */
+    return digest_rows(team, inst, e, is_head ? team->step.head_from : 0);
+}
+
+/* ---- experts --------------------------------------------------------------------------------------- */
+
+/* Numerics rule 4: a scale of 253 or more is refused when an expert is first read, before its first use. */
+static int admit_expert(const K3Memory *m, const K3TensorRow *t, uint32_t expert) {
+    const uint32_t row = t->expert0 + expert;
+    if (__atomic_load_n(&m->admitted[row], __ATOMIC_RELAXED) != 0) return 1;
+    const uint8_t *scale = m->experts[row].scale;
+    uint8_t largest = 0;
+    for (uint64_t i = 0; i < t->scale_bytes; i++) largest = scale[i] > largest ? scale[i] : largest;
+    if (largest >= 253) return 0;
+    __atomic_store_n(&m->admitted[row], 1, __ATOMIC_RELAXED);
+    return 1;
+}
+
+uint32_t k3_admit_experts(const K3Team *team, const K3Inst *inst, uint32_t route_slot, uint32_t *detail) {
+    const K3TensorRow *route = &team->image->tensors[inst->handle[route_slot]];
+    const uint32_t *ids = team->memory->tensor[inst->handle[route_slot]];
+    const uint32_t top_k = route->row_elems / 2;
+    for (uint32_t k = 0; k < K3_N_HANDLES; k++) {
+        if (inst->handle[k] == 0xffff) continue;
+        const K3TensorRow *t = &team->image->tensors[inst->handle[k]];
+        if (t->place != K3_PLACE_EXPERTS) continue;
+        for (uint32_t n = 0; n < team->step.n_tokens * top_k; n++) {
+            const uint32_t expert = ids[(uint64_t)(n / top_k) * route->row_elems + n % top_k];
+            *detail = expert;
+            if (expert >= t->n_experts) return K3_FAULT_RANGE;
+            if (!admit_expert(team->memory, t, expert)) return K3_FAULT_SCALE;
+        }
+    }
+    return K3_FAULT_NONE;
+}
