@@ -57,7 +57,7 @@ class Source:
         """Return the source as an input of a plan."""
         if self.shards is not None:
             return self.shards.as_input("shards")
-        return InputRef("checkpoint", "checkpoint", self.path.name, self.identity)
+        return InputRef("checkpoint", "checkpoint", self.path.resolve().name, self.identity)
 
 
 def open_source(options: RunOptions) -> Source:

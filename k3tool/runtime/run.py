@@ -262,7 +262,7 @@ def _with_digest(result: RunResult, digest: str) -> RunResult:
 def _write_tokens(options: RunOptions, isa: Isa, source: Source, result: RunResult) -> str:
     assert options.output is not None
     inputs = [
-        InputRef("checkpoint", "checkpoint", source.path.name, source.identity),
+        InputRef("checkpoint", "checkpoint", source.path.resolve().name, source.identity),
         InputRef("isa", "isa", options.isa.name if options.isa else "isa.h5", isa.digest),
     ]
     if source.shards is not None:

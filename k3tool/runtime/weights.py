@@ -4,11 +4,8 @@ At TP 1 a checkpoint is used where it is; above that, a rank folder of shards. I
 shape of every tensor against the weight table and reads no data.
 """
 
-from dataclasses import dataclass
-from pathlib import Path
 from typing import NamedTuple
 
-from k3tool.checkpoint.headers import TensorInfo
 from k3tool.checkpoint.reader import Checkpoint
 from k3tool.compiler.plan import Tensor
 from k3tool.errors import ArtifactError
@@ -31,16 +28,18 @@ class ExpertBytes(NamedTuple):
     scale: TensorBytes
 
 
-@dataclass(frozen=True, slots=True)
 class RankWeights:
     """One rank's folder: a checkpoint at TP 1, else a rank of shards."""
 
-    folder: Checkpoint
-    tp: int
+    def __init__(self, folder: Checkpoint, tp: int) -> None:
+        """Take an open folder; nothing is read before a tensor is asked for."""
+        self.folder = folder
+        self.tp = tp
+        self._paths: dict[str, tuple[str, int]] = {}
 
     def tensor(self, tensor: Tensor) -> TensorBytes:
         """Return the bytes of a weight row. Raises: ArtifactError naming file and tensor."""
-        found = self._find(tensor.source)
+        found = self._find(tensor.source, self._spec(tensor.source))
         if found.n_bytes < tensor.n_bytes or (
             found.n_bytes > tensor.n_bytes and tensor.split != "live_rows"
         ):
@@ -53,31 +52,41 @@ class RankWeights:
         return found._replace(n_bytes=tensor.n_bytes)
 
     def experts(self, tensor: Tensor) -> list[ExpertBytes]:
-        """Return every expert's bytes of an experts row, by expert id."""
-        n_experts = tensor.local[0]
-        rows = []
-        for expert in range(n_experts):
-            base = tensor.source.replace("{E}", str(expert))
-            rows.append(
-                ExpertBytes(self._find(f"{base}.weight_packed"), self._find(f"{base}.weight_scale"))
-            )
-        return rows
+        """Return every expert's bytes of an experts row, by expert id.
 
-    def _find(self, name: str) -> TensorBytes:
-        info = self.folder.tensor_info(name)
+        All experts of a matrix have one spec; looking each of half a million up would take minutes.
+        """
+        parts = [f"{tensor.source}.{part}" for part in ("weight_packed", "weight_scale")]
+        specs = [(name, self._spec(name.replace("{E}", "0"))) for name in parts]
+        return [
+            ExpertBytes(*(self._find(name.replace("{E}", str(e)), spec) for name, spec in specs))
+            for e in range(tensor.local[0])
+        ]
+
+    def _spec(self, name: str) -> TensorSpec:
+        """Return what this folder has to hold under a name."""
         spec = find_spec(self.folder.config, name)
-        where = f"{self.folder.path / info.file}: {name}"
         if spec is None:
-            raise ArtifactError(where, got="a name the model does not have", need="a weight")
-        self._check(spec, info, where)
-        size = self.folder.header(info.file).size
-        path = str(Path(self.folder.path, info.file).resolve())
-        return TensorBytes(path, info.offset, info.n_bytes, size)
+            raise ArtifactError(
+                f"{self.folder.path}: {name}", got="a name the model does not have", need="a weight"
+            )
+        return spec if self.folder.tp is None else rank_spec(spec, self.tp)
 
-    def _check(self, spec: TensorSpec, info: TensorInfo, where: str) -> None:
-        local = spec if self.tp == 1 and self.folder.tp is None else rank_spec(spec, self.tp)
-        hint = f"k3tool inspect {self.folder.path}"
-        if need := dtype_fault(local, info.dtype):
-            raise ArtifactError(f"{where}: dtype", got=info.dtype, need=need, hint=hint)
-        if need := shape_fault(local, info.shape):
-            raise ArtifactError(f"{where}: shape", got=list(info.shape), need=need, hint=hint)
+    def _find(self, name: str, spec: TensorSpec) -> TensorBytes:
+        info = self.folder.tensor_info(name)
+        need_dtype, need_shape = dtype_fault(spec, info.dtype), shape_fault(spec, info.shape)
+        if need_dtype or need_shape:
+            raise ArtifactError(
+                f"{self.folder.path / info.file}: {name}",
+                got=f"{info.dtype} {list(info.shape)}",
+                need=need_dtype or need_shape,
+                hint=f"k3tool inspect {self.folder.path}",
+            )
+        path, file_bytes = self._file(info.file)
+        return TensorBytes(path, info.offset, info.n_bytes, file_bytes)
+
+    def _file(self, name: str) -> tuple[str, int]:
+        if name not in self._paths:
+            path = str((self.folder.path / name).resolve())
+            self._paths[name] = path, self.folder.header(name).size
+        return self._paths[name]
