@@ -1,7 +1,7 @@
-"""The model on emulated GPU lanes: the op bodies and leaves that GPUs compile, from prompt to logits.
+"""The model on emulated GPU lanes: the bodies and leaves that GPUs compile, from prompt to logits.
 
-The real interpreter with its bodies replaced by a block of 256 or 512 lanes per slice. It holds that
-a GPU's text computes the hash of the CPU; no GPU has run it.
+The real interpreter, its bodies run by a block of 256 or 512 lanes per slice. It holds that the
+text for GPUs computes the hash of the CPU; no GPU has run it.
 """
 
 import shutil
