@@ -44,3 +44,22 @@ def tp(*, required: bool = False, default: int | None = None) -> Decorator:
 def force() -> Decorator:
     """Return `--force`."""
     return click.option("--force", is_flag=True, help="Replace what this command wrote before.")
+
+
+def layer_list(
+    ctx: click.Context, param: click.Parameter, value: str | None
+) -> tuple[int, ...] | None:
+    """Parse 0-based layers and ranges, `0,3-5`, into a sorted tuple; None where nothing is given.
+
+    A click callback, not a type: click's generic types differ between its versions.
+    """
+    if value is None:
+        return None
+    layers: set[int] = set()
+    for part in value.split(","):
+        first, _, last = part.partition("-")
+        last = last or first
+        if not (first.isdecimal() and last.isdecimal()) or int(last) < int(first):
+            raise click.BadParameter(f"got {part!r}, need a layer or a range such as 3-5")
+        layers.update(range(int(first), int(last) + 1))
+    return tuple(sorted(layers))

@@ -1,4 +1,4 @@
-"""`k3tool sample`: write a small synthetic checkpoint in the released on-disk layout."""
+"""`k3tool sample`: write a small synthetic checkpoint, or a stand-in of the released one."""
 
 import json
 from dataclasses import dataclass
@@ -6,50 +6,95 @@ from pathlib import Path
 
 import click
 
+from k3tool.checkpoint.released_layout import write_released
 from k3tool.checkpoint.sample_presets import PRESETS
 from k3tool.checkpoint.sample_writer import SampleInfo, write_sample
+from k3tool.errors import UsageError
 from stages import options
+
+RELEASED_DATA = Path(__file__).resolve().parents[1] / "tests" / "data"  # in a source checkout
 
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """Where to write which shape, and the seed of its values."""
+    """Where to write which shape, and the seed of its values.
+
+    `released` asks for the stand-in of the released checkpoint, made from config and index in
+    `data`, with real bytes in `fill_layers` only.
+    """
 
     output: Path
     preset: str = "tiny"
     seed: int = 0
+    released: bool = False
+    data: Path = RELEASED_DATA
+    fill_layers: tuple[int, ...] = ()
 
 
 def run(opts: Options) -> SampleInfo:
-    """Write the checkpoint; see k3tool.checkpoint.sample_writer.write_sample."""
+    """Write the checkpoint; see write_sample and write_released in k3tool.checkpoint."""
+    if opts.released:
+        return write_released(opts.output, opts.data, opts.fill_layers, opts.seed)
+    if opts.fill_layers:
+        got = "a layout whose layers all have values"
+        raise UsageError("--fill-layers", got=got, need="--layout released")
     return write_sample(opts.output, opts.preset, opts.seed)
 
 
 @click.command(name="sample")
 @click.argument("output", type=options.PATH)
 @click.option(
+    "--layout",
+    type=click.Choice(["small", "released"]),
+    default="small",
+    show_default=True,
+    help="A small model, or the released checkpoint's files with holes for data.",
+)
+@click.option(
     "--preset",
     type=click.Choice(sorted(PRESETS)),
     default="tiny",
     show_default=True,
-    help="Which shape.",
+    help="Which shape of a small model.",
 )
 @click.option(
     "--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Seed of the values."
 )
+@click.option(
+    "--fill-layers",
+    callback=options.layer_list,
+    metavar="LIST",
+    help="Layers of the released layout that get random values, such as 0,3-5 (17 GB each).",
+)
+@click.option(
+    "--data",
+    type=options.PATH,
+    default=RELEASED_DATA,
+    help="Folder of the released config and index (default: this checkout's tests/data).",
+)
 @options.as_json()
-def command(output: Path, preset: str, seed: int, as_json: bool) -> None:
+def command(
+    output: Path,
+    layout: str,
+    preset: str,
+    seed: int,
+    fill_layers: tuple[int, ...] | None,
+    data: Path,
+    as_json: bool,
+) -> None:
     """Write a synthetic checkpoint to try the pipeline on, legal at TP 8.
 
     Random weights in the released layout: its tokens mean nothing. Same preset and seed, same
-    bytes.
+    bytes. With `--layout released` the 96 files of the release with true headers and sizes, 1.56 TB
+    of holes that take 140 MB of disk: for inspect and shard, not for run.
 
     \b
     Example:
       k3tool sample CKPT
       k3tool inspect CKPT
+      k3tool sample BIG --layout released --fill-layers 0
     """
-    info = run(Options(output, preset, seed))
+    info = run(Options(output, preset, seed, layout == "released", data, fill_layers or ()))
     if as_json:
         click.echo(json.dumps({**info._asdict(), "path": str(info.path)}))
         return

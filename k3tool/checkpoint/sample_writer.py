@@ -51,8 +51,7 @@ def write_sample(out: str | Path, preset: str = "tiny", seed: int = 0) -> Sample
     out = Path(out)
     if preset not in PRESETS:
         raise UsageError("--preset", got=preset, need=f"one of {sorted(PRESETS)}")
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise UsageError(str(out), got="something there already", need="a new or empty folder")
+    require_empty(out)
     raw = preset_config(PRESETS[preset])
     config = K3Config.from_dict(raw)
     groups = list(_files(config))
@@ -62,6 +61,12 @@ def write_sample(out: str | Path, preset: str = "tiny", seed: int = 0) -> Sample
         _write_json(building / INDEX_NAME, index)
         _write_json(building / "config.json", raw)
     return SampleInfo(out, preset, len(groups), len(weight_map), total, config.legal_tp())
+
+
+def require_empty(out: Path) -> None:
+    """Refuse a place that holds something. Raises: UsageError."""
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise UsageError(str(out), got="something there already", need="a new or empty folder")
 
 
 def _files(config: K3Config) -> Iterator[list[TensorSpec]]:
