@@ -4,8 +4,9 @@ The graph and the rules go in as generated egglog text; the saturated e-graph co
 and is mapped back to graph ids, so that nothing depends on egglog's own numbering and no extracted
 term is ever printed (a shared graph printed as a term is exponential). Choosing is `extract`'s job.
 
-A class of equal values is named by the smallest graph node in it. Every class has one, because a
-rule's right side is a single op that is made equal to an existing value.
+A class of equal values is named by the smallest graph node in it. Values inside a rule's right side
+may be new: their classes are numbered behind the nodes, in an order that depends on their forms
+alone.
 """
 
 import json
@@ -30,23 +31,35 @@ class Form(NamedTuple):
     attrs: tuple[int | str, ...]
 
 
+class Made(NamedTuple):
+    """A form that a rule made, and the class it makes."""
+
+    cls: int
+    form: Form
+
+
 @dataclass(frozen=True, slots=True)
 class Application:
-    """One firing of a rule at a class: what its variables stood for, and the form it made."""
+    """One firing of a rule: what its variables stood for, and the forms it made.
+
+    `made` has one entry per equation of the rule, at the class that was rewritten; `inner` the new
+    values inside right sides; `matched` every term of the left sides.
+    """
 
     rule: Rule
-    root: int
     values: Mapping[str, int]  # variable -> class
     numbers: Mapping[str, int]  # variable -> attribute
-    made: Form
-    matched: tuple[tuple[int, Form], ...] = ()  # class and form of every term of the left side
+    made: tuple[Made, ...]
+    inner: tuple[Made, ...] = ()
+    matched: tuple[Made, ...] = ()
 
 
 @dataclass(slots=True)
 class Saturated:
     """All forms of every class, and every rule application, in an order that only depends on them.
 
-    `class_of[node]` is the class of a graph node, `forms[cls]` its ways to be made.
+    `class_of[node]` is the class of a graph node, `forms[cls]` its ways to be made. A class that
+    is not smaller than `len(class_of)` is a new value.
     """
 
     class_of: list[int]
@@ -75,7 +88,7 @@ def saturate(graph: Graph, rules: Sequence[Rule]) -> Saturated:
 
 _NODE = "node"
 _FACTS_PER_RULE = 8
-_FIRED = "fired-"  # one relation per rule: root class, then the rule's variables
+_FIRED = "fired-"  # one relation per rule: root classes, then the rule's variables
 
 
 def _declarations() -> Iterator[str]:
@@ -91,21 +104,23 @@ def _declarations() -> Iterator[str]:
 
 
 def _rule_text(rule: Rule) -> str:
-    values, numbers = _variables(rule)
-    sorts = ["Value"] * (1 + len(values)) + ["i64"] * len(numbers)
-    named = [term for term in rule.left.subterms() if term.name]
+    values, numbers = rule.value_variables(), rule.attr_variables()
+    roots = [f"root{i}" for i in range(len(rule.equations))]
+    sorts = ["Value"] * (len(roots) + len(values)) + ["i64"] * len(numbers)
+    named = [term for top in rule.premises() for term in top.subterms() if term.name]
     premises = [f"(= ?{term.name} {_pattern(term)})" for term in named]
-    premises.append(f"(= ?root {_pattern(rule.left)})")
-    fired = f"({_FIRED}{rule.name} {' '.join(f'?{v}' for v in ('root', *values, *numbers))})"
+    actions = []
+    for root, (left, right) in zip(roots, rule.equations, strict=True):
+        premises.append(f"(= ?{root} {_pattern(left)})")
+        actions.append(f"(union ?{root} {_pattern(right)})")
+    premises += [f"(= ?where{i} {_pattern(term)})" for i, term in enumerate(rule.where)]
+    bound = " ".join(f"?{name}" for name in (*roots, *values, *numbers))
+    actions.append(f"({_FIRED}{rule.name} {bound})")
     return (
         f"(relation {_FIRED}{rule.name} ({' '.join(sorts)}))\n"
-        f"(rule ({' '.join(premises)}) ((union ?root {_pattern(rule.right)}) {fired})"
+        f"(rule ({' '.join(premises)}) ({' '.join(actions)})"
         f' :ruleset rewrite :name "{rule.name}")'
     )
-
-
-def _variables(rule: Rule) -> tuple[list[str], list[str]]:
-    return rule.left.value_variables(), rule.left.attr_variables()
 
 
 def _pattern(term: Term) -> str:
@@ -151,9 +166,9 @@ def _mapped(graph: Graph, rules: Sequence[Rule], data: Mapping[str, Any]) -> Sat
         if kind is not None:
             table[kind, _children(nodes, entry)] = str(entry["eclass"])
     class_of, names = _class_names(nodes, len(graph.nodes))
+    _name_new(table, names, len(graph.nodes))
     forms: dict[int, list[Form]] = {}
     for (kind, children), eclass in table.items():
-        assert eclass in names, f"{kind}: a class without a graph node"
         forms.setdefault(names[eclass], []).append(_form(kind, children, names))
     for members in forms.values():
         members.sort(key=_form_key)
@@ -165,8 +180,38 @@ def _mapped(graph: Graph, rules: Sequence[Rule], data: Mapping[str, Any]) -> Sat
         for entry in nodes.values()
         if entry["op"] in by_relation
     ]
-    out.applications = sorted(fired, key=lambda a: (a.root, a.rule.name, _form_key(a.made)))
+    out.applications = sorted(fired, key=_application_key)
     return out
+
+
+def _application_key(a: Application) -> tuple[list[int], str, list[tuple[object, ...]]]:
+    roots = [made.cls for made in a.made]
+    return roots, a.rule.name, [_form_key(made.form) for made in a.made]
+
+
+def _name_new(
+    table: Mapping[tuple[Op | Leaf, tuple[str | int, ...]], str], names: dict[str, int], free: int
+) -> None:
+    """Number the classes without a graph node from `free` on, each behind those it reads."""
+    pending: dict[str, list[tuple[Op | Leaf, tuple[str | int, ...]]]] = {}
+    for key, eclass in table.items():
+        if eclass not in names:
+            pending.setdefault(eclass, []).append(key)
+    while pending:
+        ready = []
+        for eclass, keys in pending.items():
+            if all(_is_named(key, names) for key in keys):
+                ready.append((min(_form_key(_form(*key, names)) for key in keys), eclass))
+        assert ready, "new values that read each other"
+        for _, eclass in sorted(ready):
+            names[eclass], free = free, free + 1
+            del pending[eclass]
+
+
+def _is_named(key: tuple[Op | Leaf, tuple[str | int, ...]], names: Mapping[str, int]) -> bool:
+    kind, children = key
+    split = 0 if isinstance(kind, Leaf) else len(input_operands(kind))
+    return all(str(child) in names for child in children[:split])
 
 
 def _children(nodes: Mapping[str, Any], entry: Mapping[str, Any]) -> tuple[str | int, ...]:
@@ -215,15 +260,22 @@ def _application(
     names: Mapping[str, int],
     of_form: Mapping[Form, int],
 ) -> Application:
-    value_names, number_names = _variables(rule)
-    split = 1 + len(value_names)
+    value_names, number_names = rule.value_variables(), rule.attr_variables()
+    roots = len(rule.equations)
+    split = roots + len(value_names)
     classes = [names[str(child)] for child in children[:split]]
-    values = dict(zip(value_names, classes[1:], strict=True))
+    values = dict(zip(value_names, classes[roots:], strict=True))
     numbers = dict(zip(number_names, (int(x) for x in children[split:]), strict=True))
-    matched: list[tuple[int, Form]] = []
-    _instance(rule.left, values, numbers, of_form, matched)
-    made = _instance(rule.right, values, numbers, of_form, [])
-    return Application(rule, classes[0], values, numbers, made, tuple(matched))
+    made: list[Made] = []
+    inner: list[Made] = []
+    matched: list[Made] = []
+    for root, (left, right) in zip(classes, rule.equations, strict=False):
+        _instance(left, values, numbers, of_form, matched)
+        parts: list[Made] = []
+        made.append(Made(root, _instance(right, values, numbers, of_form, parts)))
+        inner += parts[:-1]
+    unique = tuple(dict.fromkeys(inner))
+    return Application(rule, values, numbers, tuple(made), unique, tuple(dict.fromkeys(matched)))
 
 
 def _instance(
@@ -231,7 +283,7 @@ def _instance(
     values: Mapping[str, int],
     numbers: Mapping[str, int],
     of_form: Mapping[Form, int],
-    found: list[tuple[int, Form]],
+    found: list[Made],
 ) -> Form:
     """Return the form a pattern stands for under a substitution; collect those inside it."""
     inputs = []
@@ -242,7 +294,7 @@ def _instance(
             inputs.append(of_form[_instance(item, values, numbers, of_form, found)])
     attrs = tuple(numbers[a] if isinstance(a, str) else a for a in term.attrs)
     form = Form(term.op, tuple(inputs), attrs)
-    found.append((of_form[form], form))
+    found.append(Made(of_form[form], form))
     return form
 
 

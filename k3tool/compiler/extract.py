@@ -5,13 +5,15 @@ therefore judged by what it adds and frees in the graph as it stands (the values
 alive), as logic synthesis does, not by a tree cost: for a tree, a norm fused into each of its six
 readers is free; in the graph it is five norms too many. Descent starts from the graph as it was
 built, takes classes in topological order and repeats until nothing gets cheaper; each step lowers
-the cost, so it ends, and it depends on nothing but the graph and the rules.
+the cost, so it ends, and it depends on nothing but the graph and the rules. A rule that rewrites
+several values is one move: the first of six linears to join a group gains nothing, the sixth all.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from math import floor
 
-from k3tool.compiler.egraph import Application, Form, Saturated
+from k3tool.compiler.egraph import Application, Form, Made, Saturated
 from k3tool.compiler.plan import Fired
 from k3tool.isa.table import Op
 from k3tool.model.nodes import Graph, Leaf
@@ -43,20 +45,37 @@ def extract(graph: Graph, saturated: Saturated) -> Extracted:
     descent = _Descent(graph, saturated)
     descent.run()
     provenance = _Provenance(graph, saturated)
+    names = _value_names(graph, saturated)
     chosen = Graph(graph.weights, n_blocks=graph.n_blocks)
     new: dict[int, int] = {}
     rules: dict[int, str] = {}
-    for cls in sorted(descent.live()):
+    for cls in descent.in_order():
         form = descent.choice[cls]
-        new[cls] = _rebuild(chosen, graph, cls, form, [new[i] for i in form.inputs])
-        names = provenance.use(cls, form)
-        if names:
-            rules[new[cls]] = " ".join(sorted(names))
+        new[cls] = _rebuild(
+            chosen, graph, cls, names[cls], form, [new[i] for i in form.inputs]
+        )
+        used = provenance.use(cls, form)
+        if used:
+            rules[new[cls]] = " ".join(sorted(used))
     chosen.outputs = [new[saturated.class_of[node]] for node in graph.outputs]
-    return Extracted(chosen, rules, provenance.fired())
+    return Extracted(chosen, rules, provenance.fired(names))
 
 
-def _rebuild(chosen: Graph, graph: Graph, cls: int, form: Form, inputs: Sequence[int]) -> int:
+def _value_names(graph: Graph, saturated: Saturated) -> dict[int, str]:
+    """Return a name for each class: its node's, or for a new value one after what it is part of."""
+    names = dict(enumerate(graph.names))
+    for application in saturated.applications:
+        for cls, form in application.inner:
+            root = names[application.made[0].cls]
+            names.setdefault(cls, f"{root}.{form.op.name.lower()}")
+    doubled = len(names) - len(set(names.values()))
+    assert not doubled, f"{doubled} values share a name"
+    return names
+
+
+def _rebuild(
+    chosen: Graph, graph: Graph, cls: int, name: str, form: Form, inputs: Sequence[int]
+) -> int:
     match form.op:
         case Leaf.STATE:
             return chosen.state(graph.states[str(form.attrs[0])])
@@ -65,7 +84,7 @@ def _rebuild(chosen: Graph, graph: Graph, cls: int, form: Form, inputs: Sequence
         case _:
             names = attr_names(form.op)
             attrs = {name: int(x) for name, x in zip(names, form.attrs, strict=True)}
-            return chosen.add(form.op, graph.names[cls], inputs, **attrs)
+            return chosen.add(form.op, name, inputs, **attrs)
 
 
 def _original(graph: Graph, saturated: Saturated, node: int) -> Form:
@@ -78,19 +97,42 @@ class _Descent:
     """The current choice, with the number of readers of every class."""
 
     def __init__(self, graph: Graph, saturated: Saturated) -> None:
-        self.forms = {cls: _acyclic(cls, forms) for cls, forms in saturated.forms.items()}
-        self.choice = {cls: _original(graph, saturated, cls) for cls in self.forms}
+        ranks = _ranks(graph, saturated)
+        self.forms = {
+            cls: [form for form in forms if all(ranks[i] < ranks[cls] for i in form.inputs)]
+            for cls, forms in saturated.forms.items()
+        }
+        built = len(graph.nodes)
+        self.choice = {
+            cls: _original(graph, saturated, cls) if cls < built else forms[0]
+            for cls, forms in self.forms.items()
+        }
+        self.moves = [
+            application.made
+            for application in saturated.applications
+            if len(application.made) > 1
+            and all(form in self.forms[cls] for cls, form in application.made)
+        ]
         self.readers = dict.fromkeys(self.forms, 0)
         for node in graph.outputs:
             self.readers[saturated.class_of[node]] += 1
-        for cls in sorted(self.forms, reverse=True):
+        for cls in sorted((c for c in self.forms if c < built), reverse=True):
             if self.readers[cls]:
                 for i in self.choice[cls].inputs:
                     self.readers[i] += 1
 
-    def live(self) -> Iterable[int]:
-        """Return the classes that the outputs need."""
-        return (cls for cls, readers in self.readers.items() if readers)
+    def in_order(self) -> list[int]:
+        """Return the classes that the outputs need, inputs first, else by number."""
+        done: dict[int, None] = {}
+        for cls in sorted(cls for cls, readers in self.readers.items() if readers):
+            stack = [cls]
+            while stack:
+                top = stack[-1]
+                missing = [i for i in self.choice[top].inputs if i not in done]
+                stack.extend(reversed(missing))
+                if not missing:
+                    done[stack.pop()] = None
+        return list(done)
 
     def run(self) -> None:
         improved = True
@@ -99,6 +141,24 @@ class _Descent:
             for cls, forms in self.forms.items():
                 if self.readers[cls] and len(forms) > 1:
                     improved |= self._improve(cls, forms)
+            for move in self.moves:
+                if all(self.readers[cls] for cls, _ in move):
+                    improved |= self._improve_together(move)
+
+    def _improve_together(self, move: Sequence[Made]) -> bool:
+        """Rewrite several values at once if that makes the graph cheaper."""
+        before = [(cls, self.choice[cls]) for cls, _ in move]
+        delta = sum(self._choose(cls, form) for cls, form in move)
+        if delta < 0:
+            return True
+        for cls, form in reversed(before):
+            self._choose(cls, form)
+        return False
+
+    def _choose(self, cls: int, form: Form) -> int:
+        delta = self._switch(self.choice[cls], form)
+        self.choice[cls] = form
+        return delta
 
     def _improve(self, cls: int, forms: Sequence[Form]) -> bool:
         current = self.choice[cls]
@@ -133,12 +193,27 @@ class _Descent:
         return cost_of(form) + sum(self._release(i) for i in form.inputs)
 
 
-def _acyclic(cls: int, forms: Sequence[Form]) -> list[Form]:
-    """Return the forms that read only smaller classes: any mixture of those is free of cycles.
+def _ranks(graph: Graph, saturated: Saturated) -> dict[int, float]:
+    """Return numbers such that forms that only read smaller ones can be mixed without a cycle.
 
-    The form that the builder wrote is among them, since graph ids are in topological order.
+    A built value's is its longest way from the leaves, so the form that the builder wrote is among
+    them. A new value's lies between its inputs' and the next whole number: below the values that
+    become parts of it. Node ids would not do: a group reads weights that were named after its
+    first member.
     """
-    return [form for form in forms if all(i < cls for i in form.inputs)]
+    ranks: dict[int, float] = {}
+    for cls in sorted(saturated.forms):
+        if cls < len(graph.nodes):
+            inputs = _original(graph, saturated, cls).inputs
+            ranks[cls] = 1 + max((ranks[i] for i in inputs), default=-1)
+        else:
+            below = min(
+                max(ranks[i] for i in form.inputs)
+                for form in saturated.forms[cls]
+                if all(i in ranks for i in form.inputs)
+            )
+            ranks[cls] = (below + floor(below) + 1) / 2
+    return ranks
 
 
 @dataclass(slots=True)
@@ -147,38 +222,40 @@ class _Provenance:
 
     graph: Graph
     saturated: Saturated
-    made_by: dict[tuple[int, Form], Application] = field(init=False)
-    original: set[tuple[int, Form]] = field(init=False)
-    used: set[tuple[int, Form]] = field(default_factory=set)
+    made_by: dict[Made, Application] = field(init=False)
+    original: set[Made] = field(init=False)
+    used: set[Made] = field(default_factory=set)
 
     def __post_init__(self) -> None:
         self.made_by = {}
         for application in self.saturated.applications:
-            self.made_by.setdefault((application.root, application.made), application)
+            for made in (*application.made, *application.inner):
+                self.made_by.setdefault(made, application)
         self.original = {
-            (cls, _original(self.graph, self.saturated, node))
+            Made(cls, _original(self.graph, self.saturated, node))
             for node, cls in enumerate(self.saturated.class_of)
         }
 
     def use(self, cls: int, form: Form) -> set[str]:
         """Return the rules on the way from the built graph to a chosen form; mark them used."""
-        if (cls, form) in self.original:
+        made = Made(cls, form)
+        if made in self.original:
             return set()
-        application = self.made_by[cls, form]
-        self.used.add((cls, form))
+        application = self.made_by[made]
+        self.used.add(made)
         names = {application.rule.name}
         for part_cls, part in application.matched:
             names |= self.use(part_cls, part)
         return names
 
-    def fired(self) -> tuple[Fired, ...]:
+    def fired(self, names: Mapping[int, str]) -> tuple[Fired, ...]:
         """Return every application in order, and whether the chosen graph rests on it."""
         rows = []
         for application in self.saturated.applications:
-            key = (application.root, application.made)
-            used = key in self.used and self.made_by[key] is application
-            values = [f"{k}={self.graph.names[v]}" for k, v in application.values.items()]
+            everything = (*application.made, *application.inner)
+            used = any(m in self.used and self.made_by[m] is application for m in everything)
+            values = [f"{k}={names[v]}" for k, v in application.values.items()]
             numbers = [f"{k}={v}" for k, v in application.numbers.items()]
-            root = self.graph.names[application.root]
-            rows.append(Fired(application.rule.name, root, " ".join(values + numbers), used))
+            roots = " ".join(names[made.cls] for made in application.made)
+            rows.append(Fired(application.rule.name, roots, " ".join(values + numbers), used))
         return tuple(rows)

@@ -1,18 +1,23 @@
 """The rewrite rules, as data: one row each, left side, right side, theorem.
 
 Rules go one way, from primitive ops to fused ones, and are named after what they fuse. The egglog
-rule is generated from the row; so will be the statement of the theorem that lets it fire, which is
-why patterns are terms here and not egglog text. Until a row has a theorem a plan that used it says
-`unproved`.
+rule is generated from the row, and so is the statement of the theorem that lets it fire
+(`statements`), which is why patterns are terms here and not egglog text.
 
 Pattern syntax: `(OP operand... :attribute value...)`, operands in the op table's order. A name is a
 variable: the same name twice means the same value. `name@(OP ...)` names a matched term. Conditions
 are shared variables: the SiTU rule needs the gate of its cap and of its sigmoid to be one value.
+
+A row may rewrite several values at once (parallel linears become parts of one group), and its right
+sides may hold ops inside ops: the inner ones are new values that no node of the built graph stands
+for. `where` are patterns that must match too but are not rewritten; they pin an order where any
+permutation of the roots would match.
 """
 
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from k3tool.errors import UsageError
 from k3tool.isa.table import Op
@@ -51,14 +56,48 @@ class Term:
         return list(dict.fromkeys(found))
 
 
-@dataclass(frozen=True, slots=True)
-class Rule:
-    """One rewrite. `theorem` names what proves it, None as long as nothing does."""
+class Equation(NamedTuple):
+    """One value that a rule rewrites: what it is made by, and what else makes it."""
 
-    name: str
     left: Term
     right: Term
-    theorem: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """One rewrite, of one or more values at once."""
+
+    name: str
+    equations: tuple[Equation, ...]
+    where: tuple[Term, ...] = ()
+
+    @property
+    def left(self) -> Term:
+        """Return the left side of a rule that rewrites one value."""
+        (equation,) = self.equations
+        return equation.left
+
+    @property
+    def right(self) -> Term:
+        """Return the right side of a rule that rewrites one value."""
+        (equation,) = self.equations
+        return equation.right
+
+    def premises(self) -> tuple[Term, ...]:
+        """Return everything that has to match."""
+        return tuple(equation.left for equation in self.equations) + self.where
+
+    def value_variables(self) -> list[str]:
+        """Return the variables of all premises that stand for graph values, each once."""
+        return list(dict.fromkeys(v for term in self.premises() for v in term.value_variables()))
+
+    def attr_variables(self) -> list[str]:
+        """Return the variables of all premises that stand for attributes, each once."""
+        return list(dict.fromkeys(v for term in self.premises() for v in term.attr_variables()))
+
+    def made_ops(self) -> set[Op]:
+        """Return the ops on right sides."""
+        return {term.op for equation in self.equations for term in equation.right.subterms()}
 
 
 _TOKEN = re.compile(r"[()]|[^\s()]+")
@@ -96,15 +135,19 @@ def _parse(tokens: list[str]) -> tuple[Term | str, list[str]]:
     return Term(op, tuple(inputs), tuple(attrs[key] for key in attr_names(op)), name), rest[1:]
 
 
-def _rule(name: str, left: str, right: str, theorem: str | None = None) -> Rule:
-    rule = Rule(name, parse_term(left), parse_term(right), theorem)
-    known = {*rule.left.value_variables(), *rule.left.attr_variables()}
-    needed = {*rule.right.value_variables(), *rule.right.attr_variables()}
-    assert needed <= known, f"{name}: {sorted(needed - known)} only on the right"
-    # One new op per rule: every value then has a node of the original graph in its class, which
-    # gives it its name, width and place.
-    assert len(list(rule.right.subterms())) == 1, f"{name}: the right side is one op"
+def make_rule(name: str, *equations: tuple[str, str], where: tuple[str, ...] = ()) -> Rule:
+    """Return a rule of its text; one that invents a variable is our bug (AssertionError)."""
+    pairs = tuple(Equation(parse_term(left), parse_term(right)) for left, right in equations)
+    rule = Rule(name, pairs, tuple(map(parse_term, where)))
+    known = {*rule.value_variables(), *rule.attr_variables()}
+    for _, right in pairs:
+        needed = {*right.value_variables(), *right.attr_variables()}
+        assert needed <= known, f"{name}: {sorted(needed - known)} only on the right"
     return rule
+
+
+def _rule(name: str, left: str, right: str) -> Rule:
+    return make_rule(name, (left, right))
 
 
 RULES: tuple[Rule, ...] = (

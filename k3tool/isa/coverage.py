@@ -26,7 +26,7 @@ def producible_ops(config: K3Config) -> set[int]:
     NOP belongs: it is there for protocol tests, and no graph has to make it.
     """
     graph = {int(node.op) for node in build_graph(config).nodes if isinstance(node.op, Op)}
-    return graph | {int(rule.right.op) for rule in RULES} | {int(Op.NOP)}
+    return graph | {int(op) for rule in RULES for op in rule.made_ops()} | {int(Op.NOP)}
 
 
 def check_weights(isa: Isa, leaves: set[str] | None) -> list[Check]:

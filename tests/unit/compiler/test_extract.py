@@ -11,7 +11,7 @@ from k3tool.compiler.compile import compile_plan
 from k3tool.compiler.egraph import Form, saturate
 from k3tool.compiler.extract import Extracted, cost_of, extract
 from k3tool.compiler.plan import save_plan
-from k3tool.compiler.rules import RULES, Rule, parse_term
+from k3tool.compiler.rules import RULES, make_rule
 from k3tool.errors import K3Error
 from k3tool.isa.table import Op
 from k3tool.model.config import K3Config
@@ -112,12 +112,58 @@ def test_a_rule_cannot_smuggle_in_a_partial_sum() -> None:
     part = kit.add(Op.GEMV_BF16_BLOCKS, kit.linear(kit.x(), "q"), kit.w("down"), name="part")
     total = kit.add(Op.ALL_REDUCE, part, name="sum")
     graph = kit.finish(kit.add(Op.SIGMOID, total, name="gate"))
-    wrong = Rule(
-        "unreduced", parse_term("(SIGMOID (ALL_REDUCE x))"), parse_term("(SIGMOID x)")
-    )
+    wrong = make_rule("unreduced", ("(SIGMOID (ALL_REDUCE x))", "(SIGMOID x)"))
     with pytest.raises(K3Error, match="gate: SIGMOID x: got partial"):
         chosen(graph, (wrong,))
     assert ops_of(chosen(graph).graph) == ops_of(graph), "the control"
+
+
+# A toy group: the product of two activations stands for a packet that several values are part of.
+GROUP = make_rule(
+    "group",
+    ("a@(SILU x)", "(SCALE (MUL x y) :factor 1)"),
+    ("b@(SILU y)", "(SCALE (MUL x y) :factor 2)"),
+    where=("(ADD a b)",),
+)
+
+
+def pair(kit: Kit, read_a: bool = True) -> Graph:
+    x, y = kit.linear(kit.x(), "q"), kit.linear(kit.x(), "k")
+    a, b = kit.add(Op.SILU, x, name="a"), kit.add(Op.SILU, y, name="b")
+    return kit.finish(kit.add(Op.ADD, a, b), *([a] if read_a else []))
+
+
+def test_values_are_rewritten_together_when_only_that_pays(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    costs = {Op.SCALE: 0, Op.SILU: 10, Op.MUL: 15}  # one value alone would pay 15 for 10
+    monkeypatch.setattr("k3tool.compiler.extract._COSTS", costs)
+    found = chosen(pair(Kit()), (GROUP,))
+    assert ops_of(found.graph).count("MUL") == 1
+    assert "SILU" not in ops_of(found.graph)
+    assert "a.mul" in found.graph.names
+    assert [(row.root, row.used) for row in found.fired] == [("a b", True)]
+    assert set(found.rules.values()) == {"group"}
+    assert len(found.rules) == 3, "both parts and the group"
+    costs[Op.MUL] = 21
+    assert "MUL" not in ops_of(chosen(pair(Kit()), (GROUP,)).graph), "the control: it must pay"
+
+
+def test_a_premise_that_is_not_rewritten_must_match() -> None:
+    kit = Kit()
+    x, y = kit.linear(kit.x(), "q"), kit.linear(kit.x(), "k")
+    graph = kit.finish(kit.add(Op.SILU, x), kit.add(Op.SILU, y))
+    assert not saturate(graph, (GROUP,)).applications
+    assert len(saturate(pair(Kit()), (GROUP,)).applications) == 1
+
+
+def test_new_values_are_numbered_behind_the_nodes_whatever_the_process() -> None:
+    graph = pair(Kit())
+    saturated = saturate(graph, (GROUP,))
+    (application,) = saturated.applications
+    ((cls, form),) = application.inner
+    assert cls == len(graph.nodes)
+    assert form.op is Op.MUL
 
 
 PROGRAM = """
