@@ -3,15 +3,22 @@
 It never reads tensor data. Format: a little-endian u64 header length, that many bytes of JSON
 (an object, maybe padded with spaces), then the data; offsets are relative to the data and leave no
 hole. Source: the safetensors README, section Format.
+
+There are two readers of a header's text. The quick one (header_table) checks columns at once and
+accepts or declines; it names nothing. What it declines the careful one here reads again, tensor by
+tensor, and names what is wrong, so a message never depends on which one met the file.
 """
 
 import hashlib
 import json
 import math
 import os
+import re
+from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple, TypeGuard
 
+from k3tool.checkpoint.header_table import ANY_LAYER, TensorTable, quick_table
 from k3tool.errors import ArtifactError
 
 # Stored dtype -> NumPy dtype of its bits; NumPy has neither bf16 nor the 8-bit floats.
@@ -36,14 +43,44 @@ class TensorInfo(NamedTuple):
     n_bytes: int
 
 
-class Header(NamedTuple):
-    """One file's header; `sha256` is over its bytes as stored, `size` the file's in bytes."""
+class Header:
+    """One file's header; `sha256` is over its bytes as stored, `size` the file's in bytes.
 
-    file: str
-    size: int
-    sha256: str
-    metadata: dict[str, str]
-    tensors: dict[str, TensorInfo]
+    `table` may be shared by files of equal layers: its names then hold ANY_LAYER where this file's
+    have `layer`. Names and TensorInfos are made when they are asked for.
+    """
+
+    def __init__(
+        self,
+        file: str,
+        size: int,
+        raw: bytes,
+        metadata: dict[str, str],
+        table: TensorTable,
+        layer: int | None = None,
+    ) -> None:
+        """Take the parsed parts of one file."""
+        self.file = file
+        self.size = size
+        self.sha256 = hashlib.sha256(raw).hexdigest()
+        self.metadata = metadata
+        self.table = table
+        self.layer = layer
+        self.data_start = 8 + len(raw)
+
+    def names(self) -> list[str]:
+        """Return the tensors' names, in the order of the header."""
+        return self.table.names if self.layer is None else self.table.names_at(self.layer)
+
+    @cached_property
+    def tensors(self) -> dict[str, TensorInfo]:
+        """Return where each tensor lies, by name."""
+        table, start = self.table, self.data_start
+        sizes = [math.prod(shape) * DTYPE_BYTES[dtype] for dtype, shape in table.kinds]
+        return {
+            name: TensorInfo(name, *table.kinds[kind], self.file, start + offset, sizes[kind])
+            for name, kind, offset in zip(self.names(), table.kind_of, table.starts, strict=True)
+        }
 
 
 def read_header_bytes(path: Path) -> tuple[bytes, int]:
@@ -66,11 +103,46 @@ def read_header_bytes(path: Path) -> tuple[bytes, int]:
         ) from None
 
 
+_LAYER = re.compile(rb"layers\.(0|[1-9][0-9]*)\.")
+MAX_TABLES = 8  # kinds of layers a checkpoint has, with room; each holds a header's text
+
+
+class HeaderReader:
+    """Reads headers and shares what is equal: a layer's header is that of its kind, renumbered.
+
+    Equal means: byte for byte, once the layer number is taken out of the names.
+    """
+
+    def __init__(self) -> None:
+        """Start with nothing seen."""
+        self._tables: dict[bytes, tuple[dict[str, str], TensorTable]] = {}
+
+    def read(self, path: Path) -> Header:
+        """Read and check one file's header. Raises: ArtifactError naming file and tensor."""
+        raw, size = read_header_bytes(path)
+        found = _LAYER.search(raw)
+        layer = int(found[1]) if found and ANY_LAYER.encode() not in raw else None
+        text = raw
+        if found and layer is not None:
+            text = raw.replace(found[0], b"layers.%s." % ANY_LAYER.encode())
+        known = self._tables.get(text) or quick_table(text, DTYPE_BYTES)
+        if known is None or (layer is not None and not known[1].can_renumber):
+            layer, known = None, _careful_table(path, raw)
+        elif layer is not None and len(self._tables) < MAX_TABLES:
+            self._tables[text] = known
+        metadata, table = known
+        _check_size(path, 8 + len(raw) + table.n_bytes, size)
+        return Header(path.name, size, raw, metadata, table, layer)
+
+
 def read_header(path: Path) -> Header:
     """Read and check one file's header. Raises: ArtifactError naming file and tensor."""
-    raw, size = read_header_bytes(path)
+    return HeaderReader().read(path)
+
+
+def _careful_table(path: Path, raw: bytes) -> tuple[dict[str, str], TensorTable]:
     try:
-        parsed = json.loads(raw, object_pairs_hook=_no_duplicates)
+        parsed = json.loads(raw, object_pairs_hook=no_duplicates)
     except (ValueError, RecursionError) as error:
         raise ArtifactError(str(path), got=f"invalid header ({error})", need="JSON") from None
     if not isinstance(parsed, dict) or not raw.startswith(b"{"):
@@ -80,13 +152,17 @@ def read_header(path: Path) -> Header:
         raise ArtifactError(
             f"{path}: __metadata__", got=type(metadata).__name__, need="text values"
         )
-    start = 8 + len(raw)
-    tensors = {name: _tensor(path, name, entry, start) for name, entry in parsed.items()}
-    _check_contiguous(path, tensors, start, size)
-    return Header(path.name, size, hashlib.sha256(raw).hexdigest(), metadata, tensors)
+    tensors = {name: _tensor(path, name, entry, 0) for name, entry in parsed.items()}
+    n_bytes = _check_contiguous(path, tensors, 0)
+    kinds: dict[tuple[str, tuple[int, ...]], int] = {}
+    infos = tensors.values()
+    kind_of = [kinds.setdefault((info.dtype, info.shape), len(kinds)) for info in infos]
+    starts = [info.offset for info in infos]
+    return metadata, TensorTable(list(tensors), list(kinds), kind_of, starts, n_bytes)
 
 
-def _no_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def no_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Build a JSON object's dict. Raises: ValueError naming a key that stands twice."""
     values = dict(pairs)
     if len(values) != len(pairs):
         names = [name for name, _ in pairs]
@@ -118,7 +194,8 @@ def _naturals(values: object) -> TypeGuard[list[int]]:
     return isinstance(values, list) and all(type(item) is int and item >= 0 for item in values)
 
 
-def _check_contiguous(path: Path, tensors: dict[str, TensorInfo], start: int, size: int) -> None:
+def _check_contiguous(path: Path, tensors: dict[str, TensorInfo], start: int) -> int:
+    """Refuse holes and overlaps; return where the last tensor ends."""
     position = start
     for info in sorted(tensors.values(), key=lambda info: (info.offset, info.n_bytes)):
         if info.offset != position:
@@ -128,10 +205,14 @@ def _check_contiguous(path: Path, tensors: dict[str, TensorInfo], start: int, si
                 need=f"{position - start}, no hole and no overlap",
             )
         position += info.n_bytes
-    if position != size:
+    return position
+
+
+def _check_size(path: Path, need: int, size: int) -> None:
+    if need != size:
         raise ArtifactError(
             str(path),
             got=f"{size} bytes",
-            need=f"{position} by its header",
+            need=f"{need} by its header",
             hint="the file is cut or has bytes behind its tensors: fetch it again",
         )

@@ -3,28 +3,32 @@
 It does not check the index against the headers; coverage does.
 """
 
+import hashlib
 import json
+from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any
 
-from k3tool.checkpoint.headers import read_header
+import orjson
+
+from k3tool.checkpoint.headers import HeaderReader, no_duplicates
 from k3tool.errors import ArtifactError
 
 INDEX_NAME = "model.safetensors.index.json"
 
 
-class Index(NamedTuple):
-    """Names to file names. `from_headers` says that the folder has no index file."""
+@dataclass(frozen=True, slots=True)
+class Index:
+    """Names to file names. `from_headers` says that the folder has no index file.
+
+    `files` are the file names, sorted; `sha256` is of the index file's bytes, none without one.
+    """
 
     weight_map: dict[str, str]
+    files: list[str]
     total_size: int | None
     from_headers: bool
-    raw: bytes
-
-    @property
-    def files(self) -> list[str]:
-        """Return the file names, sorted."""
-        return sorted(set(self.weight_map.values()))
+    sha256: str
 
 
 def read_index(folder: Path) -> Index:
@@ -37,21 +41,47 @@ def read_index(folder: Path) -> Index:
         return _index_from_headers(folder)
     try:
         raw = path.read_bytes()
-        parsed = json.loads(raw)
+        parsed = orjson.loads(raw)
+        if not _names_once(raw, parsed):
+            json.loads(raw, object_pairs_hook=no_duplicates)
     except (OSError, ValueError, RecursionError) as error:
         raise ArtifactError(str(path), got=f"unreadable ({error})", need="an index file") from None
     weight_map = parsed.get("weight_map") if isinstance(parsed, dict) else None
     if not isinstance(weight_map, dict) or not weight_map:
         raise ArtifactError(f"{path}: weight_map", got="none", need="names to file names")
-    checked: set[str] = set()
-    for name, file in weight_map.items():
-        if file in checked:
-            continue
-        if not isinstance(file, str) or Path(file).name != file:
-            # A path would let an index read outside its folder.
-            raise ArtifactError(f"{path}: {name}", got=repr(file), need="a plain file name")
-        checked.add(file)
-    return Index(weight_map, _total_size(path, parsed), False, raw)
+    files = _files(path, weight_map)
+    digest = hashlib.sha256(raw).hexdigest()
+    return Index(weight_map, files, _total_size(path, parsed), False, digest)
+
+
+def _names_once(raw: bytes, parsed: object) -> bool:
+    """Return whether surely no key stands twice: every string of the text has two quotes."""
+    n_quotes = raw.count(b'"') - raw.count(b'\\"')
+    return b"\\\\" not in raw and n_quotes == 2 * _count_strings(parsed)
+
+
+def _count_strings(value: Any) -> int:
+    if isinstance(value, str):
+        return 1
+    if isinstance(value, dict):
+        kinds = {*map(type, value.values())}
+        texts = kinds <= {str}
+        return len(value) + (len(value) if texts else sum(map(_count_strings, value.values())))
+    return sum(map(_count_strings, value)) if isinstance(value, list) else 0
+
+
+def _files(path: Path, weight_map: dict[str, Any]) -> list[str]:
+    """Return the file names. A path among them would let an index read outside its folder."""
+    if {*map(type, weight_map.values())} == {str}:
+        files = sorted(set(weight_map.values()))
+        if all(Path(file).name == file for file in files):
+            return files
+    name, file = next(
+        (name, file)
+        for name, file in weight_map.items()
+        if not isinstance(file, str) or Path(file).name != file
+    )
+    raise ArtifactError(f"{path}: {name}", got=repr(file), need="a plain file name")
 
 
 def _total_size(path: Path, parsed: dict[str, object]) -> int | None:
@@ -64,8 +94,11 @@ def _total_size(path: Path, parsed: dict[str, object]) -> int | None:
 
 def _index_from_headers(folder: Path) -> Index:
     weight_map: dict[str, str] = {}
+    files = []
+    reader = HeaderReader()
     for path in sorted(folder.glob("*.safetensors")):
-        for name in read_header(path).tensors:
+        files.append(path.name)
+        for name in reader.read(path).names():
             if name in weight_map:
                 raise ArtifactError(
                     f"{path}: {name}", got=f"also in {weight_map[name]}", need="one file for it"
@@ -75,4 +108,4 @@ def _index_from_headers(folder: Path) -> Index:
         raise ArtifactError(
             str(folder), got="no safetensors files", need="a checkpoint folder or a rank folder"
         )
-    return Index(weight_map, None, True, b"")
+    return Index(weight_map, files, None, True, hashlib.sha256(b"").hexdigest())

@@ -15,8 +15,8 @@ from typing import Any, Self
 import numpy as np
 import numpy.typing as npt
 
-from k3tool.checkpoint.headers import DTYPES, Header, TensorInfo, read_header
-from k3tool.checkpoint.identity import checkpoint_identity
+from k3tool.checkpoint.headers import DTYPES, Header, HeaderReader, TensorInfo
+from k3tool.checkpoint.identity import FileParts, identity_of_parts
 from k3tool.checkpoint.index import Index, read_index
 from k3tool.errors import ArtifactError
 from k3tool.model.config import K3Config
@@ -40,6 +40,7 @@ class Checkpoint:
         self.index = index
         self._config_bytes = config_bytes
         self._headers: dict[str, Header] = {}
+        self._header_reader = HeaderReader()
         self._descriptors: dict[str, int] = {}
         self._finalizer = weakref.finalize(self, _close_all, self._descriptors)
         self._identity: str | None = None
@@ -75,8 +76,12 @@ class Checkpoint:
     def identity(self) -> str:
         """Return the checkpoint's identity (k3tool.checkpoint.identity), computed once."""
         if self._identity is None:
-            self._identity = checkpoint_identity(
-                self.path, self.index.files, self._config_bytes, self.index.raw
+            headers = [self.header(file) for file in self.index.files]
+            self._identity = identity_of_parts(
+                self.path,
+                [FileParts(h.file, h.size, h.sha256, h.data_start) for h in headers],
+                self._config_bytes,
+                self.index.sha256,
             )
         return self._identity
 
@@ -92,7 +97,7 @@ class Checkpoint:
     def header(self, file: str) -> Header:
         """Return one file's header, read once. Raises: ArtifactError naming the file."""
         if file not in self._headers:
-            self._headers[file] = read_header(self.path / file)
+            self._headers[file] = self._header_reader.read(self.path / file)
         return self._headers[file]
 
     def tensor_info(self, name: str) -> TensorInfo:
@@ -172,11 +177,14 @@ class Checkpoint:
 
     def _array(self, info: TensorInfo, offset: int, shape: tuple[int, ...]) -> Array:
         out = np.empty(shape, dtype=DTYPES[info.dtype])
-        self._pread(info, offset, out.reshape(-1).view(np.uint8).data)
+        self.read_into(info, offset, out.reshape(-1).view(np.uint8).data)
         return out
 
-    def _pread(self, info: TensorInfo, offset: int, target: memoryview) -> None:
-        """Fill `target` from the file, looping over short reads."""
+    def read_into(self, info: TensorInfo, offset: int, target: memoryview) -> None:
+        """Fill `target` from a file offset, looping over short reads; threads may share a reader.
+
+        Raises: ArtifactError naming file and tensor.
+        """
         descriptor = self._descriptor(info.file)
         done = 0
         while done < len(target):
@@ -201,11 +209,13 @@ class Checkpoint:
     def _descriptor(self, file: str) -> int:
         if file not in self._descriptors:
             try:
-                self._descriptors[file] = os.open(self.path / file, os.O_RDONLY | os.O_CLOEXEC)
+                opened = os.open(self.path / file, os.O_RDONLY | os.O_CLOEXEC)
             except OSError as error:
                 raise ArtifactError(
                     str(self.path / file), got=error.strerror or str(error), need="a readable file"
                 ) from None
+            if self._descriptors.setdefault(file, opened) != opened:
+                os.close(opened)  # another thread came first
         return self._descriptors[file]
 
     def close(self) -> None:
@@ -242,6 +252,10 @@ def _check_prefix(path: Path, config: K3Config, index: Index) -> None:
     The released layout nests the text model in config and names; a text-only export does neither.
     """
     nested = "language_model."
+    wrong = ("model.", "lm_head.") if config.prefix else (nested,)
+    starts = {name[:6] for name in index.weight_map}  # a loop over all names only if one is wrong
+    if not any(start.startswith(tuple(word[:6] for word in wrong)) for start in starts):
+        return
     for name in index.weight_map:
         if config.prefix and name.startswith(("model.", "lm_head.")):
             need = f"{nested}{name}, because config.json nests text_config"
