@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeGuard
 
 from k3tool.checkpoint.header_table import ANY_LAYER, TensorTable, quick_table
+from k3tool.checkpoint.regular_file import open_regular, refuse_pointer, unreadable
 from k3tool.errors import ArtifactError
 
 # Stored dtype -> NumPy dtype of its bits; NumPy has neither bf16 nor the 8-bit floats.
@@ -85,22 +86,37 @@ class Header:
 
 def read_header_bytes(path: Path) -> tuple[bytes, int]:
     """Return (header JSON as stored, file size). Raises: ArtifactError naming the file."""
+    need = "a safetensors file"
     try:
-        with path.open("rb") as file:
+        with open(open_regular(path, need), "rb") as file:
             size = os.fstat(file.fileno()).st_size
             length = int.from_bytes(file.read(8), "little")
             if size < 8 or length > min(MAX_HEADER_BYTES, size - 8):
-                raise ArtifactError(
-                    str(path),
-                    got=f"header of {length} bytes in a file of {size}",
-                    need="a whole safetensors file",
-                    hint="the download stopped early: fetch it again",
-                )
+                file.seek(0)
+                refuse_pointer(path, file.read(64), need)
+                raise _bad_length(path, length, size)
             return file.read(length), size
     except OSError as error:
-        raise ArtifactError(
-            str(path), got=error.strerror or str(error), need="a safetensors file"
-        ) from None
+        raise unreadable(path, need, error) from None
+
+
+def _bad_length(path: Path, length: int, size: int) -> ArtifactError:
+    """Return the refusal for a header that does not fit the file, or the format."""
+    if size < 8:
+        return ArtifactError(
+            str(path), got=f"{size} bytes", need="a safetensors file, of 8 bytes and a header",
+            hint="the download stopped early: fetch it again",
+        )  # fmt: skip
+    got = f"a header of {length} bytes in a file of {size} bytes"
+    if length > MAX_HEADER_BYTES:
+        need = f"at most {MAX_HEADER_BYTES} bytes of header, the format's limit"
+        return ArtifactError(
+            str(path), got=got, need=need, hint="this is no safetensors file: fetch it again"
+        )
+    return ArtifactError(
+        str(path), got=got, need=f"at least {8 + length} bytes of file",
+        hint="the download stopped early: fetch it again",
+    )  # fmt: skip
 
 
 _LAYER = re.compile(rb"layers\.(0|[1-9][0-9]*)\.")
@@ -210,9 +226,10 @@ def _check_contiguous(path: Path, tensors: dict[str, TensorInfo], start: int) ->
 
 def _check_size(path: Path, need: int, size: int) -> None:
     if need != size:
+        if size < need:
+            hint = "the download stopped early: fetch it again"
+        else:
+            hint = f"the file is {size - need} bytes longer than its tensors: fetch it again"
         raise ArtifactError(
-            str(path),
-            got=f"{size} bytes",
-            need=f"{need} by its header",
-            hint="the file is cut or has bytes behind its tensors: fetch it again",
+            str(path), got=f"{size} bytes", need=f"{need} by its header", hint=hint
         )

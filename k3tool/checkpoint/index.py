@@ -5,6 +5,7 @@ It does not check the index against the headers; coverage does.
 
 import hashlib
 import json
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,9 +13,11 @@ from typing import Any
 import orjson
 
 from k3tool.checkpoint.headers import HeaderReader, no_duplicates
+from k3tool.checkpoint.regular_file import read_regular
 from k3tool.errors import ArtifactError
 
 INDEX_NAME = "model.safetensors.index.json"
+_NEXT_STEP = "fetch the index again, or remove it: then the headers rule"
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,18 +40,27 @@ def read_index(folder: Path) -> Index:
     Raises: ArtifactError naming the file and entry.
     """
     path = folder / INDEX_NAME
-    if not path.exists():
+    if not os.path.lexists(path):
         return _index_from_headers(folder)
     try:
-        raw = path.read_bytes()
+        raw = read_regular(path, "an index file")
         parsed = orjson.loads(raw)
         if not _names_once(raw, parsed):
             json.loads(raw, object_pairs_hook=no_duplicates)
-    except (OSError, ValueError, RecursionError) as error:
-        raise ArtifactError(str(path), got=f"unreadable ({error})", need="an index file") from None
-    weight_map = parsed.get("weight_map") if isinstance(parsed, dict) else None
+    except (ValueError, RecursionError) as error:
+        raise ArtifactError(
+            str(path), got=f"invalid JSON ({error})", need="an index file", hint=_NEXT_STEP
+        ) from None
+    if not isinstance(parsed, dict):
+        raise ArtifactError(
+            str(path), got=f"a JSON {type(parsed).__name__}", need="a JSON object", hint=_NEXT_STEP
+        )
+    weight_map = parsed.get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:
-        raise ArtifactError(f"{path}: weight_map", got="none", need="names to file names")
+        raise ArtifactError(
+            f"{path}: weight_map", got="no names", need="tensor names to file names",
+            hint=_NEXT_STEP,
+        )  # fmt: skip
     files = _files(path, weight_map)
     digest = hashlib.sha256(raw).hexdigest()
     return Index(weight_map, files, _total_size(path, parsed), False, digest)
@@ -74,21 +86,32 @@ def _files(path: Path, weight_map: dict[str, Any]) -> list[str]:
     """Return the file names. A path among them would let an index read outside its folder."""
     if {*map(type, weight_map.values())} == {str}:
         files = sorted(set(weight_map.values()))
-        if all(Path(file).name == file for file in files):
+        if all(map(_is_plain, files)):
             return files
     name, file = next(
         (name, file)
         for name, file in weight_map.items()
-        if not isinstance(file, str) or Path(file).name != file
+        if not isinstance(file, str) or not _is_plain(file)
     )
-    raise ArtifactError(f"{path}: {name}", got=repr(file), need="a plain file name")
+    raise ArtifactError(
+        f"{path}: {name}", got=json.dumps(file, ensure_ascii=False), need="a plain file name",
+        hint=_NEXT_STEP,
+    )  # fmt: skip
+
+
+def _is_plain(file: str) -> bool:
+    """Return whether a name stays in its folder: Path("..").name is ".." and must not pass."""
+    return Path(file).name == file and file not in ("", ".", "..") and "\0" not in file
 
 
 def _total_size(path: Path, parsed: dict[str, object]) -> int | None:
     metadata = parsed.get("metadata", {})
     total = metadata.get("total_size") if isinstance(metadata, dict) else None
     if total is not None and (type(total) is not int or total < 0):
-        raise ArtifactError(f"{path}: metadata.total_size", got=repr(total), need="a byte count")
+        raise ArtifactError(
+            f"{path}: metadata.total_size", got=json.dumps(total), need="a byte count",
+            hint=_NEXT_STEP,
+        )  # fmt: skip
     return total
 
 
