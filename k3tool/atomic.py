@@ -21,9 +21,9 @@ def atomic_path(path: Path) -> Iterator[Path]:
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         yield temporary
-        _fsync(temporary)
+        fsync(temporary)
         os.replace(temporary, path)
-        _fsync(path.parent)
+        fsync(path.parent)
     except OSError as error:
         raise K3Error(str(path), got=error.strerror or str(error), need="a writable file") from None
     finally:
@@ -31,7 +31,8 @@ def atomic_path(path: Path) -> Iterator[Path]:
             temporary.unlink(missing_ok=True)
 
 
-def _fsync(path: Path) -> None:
+def fsync(path: Path) -> None:
+    """Wait until a file's bytes, or a folder's names, are on the disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -40,22 +41,18 @@ def _fsync(path: Path) -> None:
 
 
 @contextlib.contextmanager
-def atomic_folder(out: Path, *, replace: bool = False) -> Iterator[Path]:
+def atomic_folder(out: Path) -> Iterator[Path]:
     """Yield a new folder beside `out` that takes its name on success and vanishes on failure.
 
-    An `out` that exists must be an empty folder, or one the caller checked and passes `replace`.
+    An `out` that exists must be an empty folder.
     Raises: K3Error (exit 1) when the folder cannot be written.
     """
     building = out.with_name(f".{out.name}.{os.getpid()}.partial")
-    replaced = out.with_name(f".{out.name}.{os.getpid()}.replaced")
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
         building.mkdir()
         yield building
-        if out.exists() and replace:
-            out.rename(replaced)
         building.rename(out)
-        shutil.rmtree(replaced, ignore_errors=True)
     except OSError as error:
         raise K3Error(
             str(out), got=error.strerror or str(error), need="a writable folder"

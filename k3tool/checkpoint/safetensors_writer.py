@@ -3,8 +3,10 @@
 It streams: nothing of a tensor is held beyond the piece being written.
 """
 
+import contextlib
 import hashlib
 import json
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
@@ -17,6 +19,7 @@ from k3tool.atomic import atomic_path
 
 Array = npt.NDArray[Any]
 DATA_ALIGN_BYTES = 4096  # O_DIRECT reads need it; the page size is the safe unit everywhere
+WRITEBACK_BYTES = 32 << 20  # the disk starts on this much instead of idling until the last fsync
 
 
 class TensorLayout(NamedTuple):
@@ -64,6 +67,7 @@ class SafetensorsWriter:
         self._atomic = atomic_path(Path(path))
         self._sha256 = hashlib.sha256()
         self._left = 0
+        self._unstarted = 0  # bytes whose way to the disk has not been started
 
     def __enter__(self) -> Self:
         """Open the temporary file and write the header."""
@@ -78,18 +82,32 @@ class SafetensorsWriter:
         assert tensor.name == name, (tensor.name, name)
         self._sha256, self._left = hashlib.sha256(), tensor.n_bytes
 
-    def append(self, data: Array | bytes) -> None:
-        """Append bytes, or an array's bytes in C order, to the tensor that was started."""
-        view = bytes_of(data)
-        self._file.write(view)
-        self._sha256.update(view)
-        self._left -= len(view)
+    def append(self, data: Array | bytes | memoryview, *, hashed: bool = True) -> None:
+        """Append bytes, or an array's bytes in C order, to the tensor that was started.
 
-    def finish(self) -> str:
+        `hashed` False leaves the hash to the caller, who gives it to `finish`.
+        """
+        view = data if isinstance(data, memoryview) else bytes_of(data)
+        self._file.write(view)
+        if hashed:
+            self._sha256.update(view)
+        self._left -= len(view)
+        self._unstarted += len(view)
+        if self._unstarted >= WRITEBACK_BYTES:
+            self._start_writeback()
+
+    def _start_writeback(self) -> None:
+        """Let the disk begin, and the page cache forget: no one reads a large file back soon."""
+        with contextlib.suppress(OSError):  # advice; a file system may not take it
+            end = self._file.tell()
+            os.posix_fadvise(self._file.fileno(), 0, end, os.POSIX_FADV_DONTNEED)
+        self._unstarted = 0
+
+    def finish(self, sha256: str | None = None) -> str:
         """End the tensor that was started and return the sha256 of its bytes."""
         tensor = self.tensors[len(self.digests)]
         assert self._left == 0, (tensor.name, self._left)
-        self.digests[tensor.name] = self._sha256.hexdigest()
+        self.digests[tensor.name] = sha256 or self._sha256.hexdigest()
         return self.digests[tensor.name]
 
     def __exit__(

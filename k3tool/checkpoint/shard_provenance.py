@@ -1,113 +1,106 @@
-"""Record where every source byte went, as shards.h5 (layout: k3tool.checkpoint.shards).
+"""Record where every source byte went, as shards.h5 and rank.h5 (k3tool.checkpoint.shards).
 
-It writes what the shard writer tells it and reads no tensor.
+It writes what the plan and the journal say and reads no tensor.
 """
 
 import hashlib
+from array import array
+from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 
 from k3tool.artifact import Dataset, InputRef, write_artifact
-from k3tool.checkpoint.headers import TensorInfo
-from k3tool.checkpoint.reader import Checkpoint
-from k3tool.checkpoint.shards import SHARDS_NAME, SHARDS_SCHEMA, rank_folder_name
-from k3tool.model.weights import TensorSpec, rank_slice
+from k3tool.checkpoint.shard_plan import ShardPlan
+from k3tool.checkpoint.shards import RANK_NAME, RANK_SCHEMA, SHARDS_NAME, SHARDS_SCHEMA
 
 
-class Placed(NamedTuple):
-    """One source tensor and where its bytes went.
-
-    `offset` is in the data of `file`, the same for every rank; `max_scale` is 0 where there are no
-    scales; `sha256` holds 32 bytes per written rank.
-    """
-
-    spec: TensorSpec
-    info: TensorInfo
-    file: str
-    offset: int
-    rank_bytes: int
-    max_scale: int
-    sha256: bytes
-
-
-def write_provenance(
-    checkpoint: Checkpoint,
-    tp: int,
-    ranks: tuple[int, ...],
-    building: Path,
-    placed: list[Placed],
-    dropped: list[TensorInfo],
-) -> str:
-    """Write shards.h5 into the folder being built and return its digest."""
-    identities = []
-    for rank in ranks:
-        with Checkpoint.open(building / rank_folder_name(rank, tp)) as written:
-            identities.append(written.identity)
-    sources = checkpoint.index.files
-    beside = sorted(path for path in building.iterdir() if path.is_file())
-    rank_files = sorted({entry.file for entry in placed})
+def write_set(plan: ShardPlan, folder: Path, path: Path) -> str:
+    """Write shards.h5 to `path` for the side files that lie in `folder`; return its digest."""
+    checkpoint = plan.checkpoint
+    beside = sorted(
+        entry for entry in folder.iterdir() if entry.is_file() and entry.name != SHARDS_NAME
+    )
+    dropped = plan.dropped
     datasets = {
-        "ranks": Dataset(np.array(ranks, dtype=np.uint32), ("rank",)),
-        "rank_identity": Dataset(identities, ("rank",)),
-        "source_files": Dataset(sources, ("file",)),
-        "rank_files": Dataset(rank_files, ("file",)),
-        "files/name": Dataset([path.name for path in beside], ("file",)),
+        "source_files": Dataset(checkpoint.index.files, ("file",)),
+        "rank_files": Dataset(plan.files, ("file",)),
+        "files/name": Dataset([entry.name for entry in beside], ("file",)),
         "files/sha256": Dataset(
-            [hashlib.sha256(path.read_bytes()).hexdigest() for path in beside], ("file",)
+            [hashlib.sha256(entry.read_bytes()).hexdigest() for entry in beside], ("file",)
         ),
-        "dropped/name": Dataset([info.name for info in dropped], ("tensor",)),
-        "dropped/file": Dataset([info.file for info in dropped], ("tensor",)),
-        "dropped/bytes": Dataset(
-            np.array([info.n_bytes for info in dropped], dtype=np.uint64), ("tensor",), "bytes"
-        ),
-        **_tensor_columns(placed, tp, sources, rank_files),
+        "dropped/name": Dataset([row.name for row in dropped], ("range",)),
+        "dropped/file": Dataset([row.file for row in dropped], ("range",)),
+        "dropped/reason": Dataset([row.reason for row in dropped], ("range",)),
+        "dropped/offset": _column([row.offset for row in dropped], "<u8", "range", "bytes"),
+        "dropped/bytes": _column([row.n_bytes for row in dropped], "<u8", "range", "bytes"),
+        **_tensor_columns(plan),
     }
     return write_artifact(
-        building / SHARDS_NAME,
+        path,
         "shards",
         SHARDS_SCHEMA,
         datasets,
-        {"tp": tp, "checkpoint_identity": checkpoint.identity},
+        {"tp": plan.tp, "checkpoint_identity": checkpoint.identity},
         [InputRef("checkpoint", "checkpoint", checkpoint.path.name, checkpoint.identity)],
-        {"tp": tp, "ranks": list(ranks)},
+        {"tp": plan.tp, "keep_vision": bool(plan.vision)},
     )
 
 
-def _tensor_columns(
-    placed: list[Placed], tp: int, sources: list[str], rank_files: list[str]
-) -> dict[str, Dataset]:
-    """Return one row per tensor: source range, split, place in every rank's file, content hash.
+def _column(
+    values: "Sequence[int] | array[int]", dtype: str, axis: str = "tensor", unit: str = ""
+) -> Dataset:
+    return Dataset(np.array(values, dtype=dtype), (axis,), unit)
+
+
+def _coded(values: Sequence[str]) -> tuple[list[str], Dataset]:
+    """Return the distinct words and each row's number among them: half a million words are slow."""
+    words = sorted(set(values))
+    number = {word: code for code, word in enumerate(words)}
+    return words, _column([number[value] for value in values], "u1")
+
+
+def _tensor_columns(plan: ShardPlan) -> dict[str, Dataset]:
+    """Return one row per tensor: source range, split, place in every rank's file.
 
     Rank r holds [r * extent / tp, (r + 1) * extent / tp) along `axis`; axis -1 means all of it.
     """
-    source_row = {name: row for row, name in enumerate(sources)}
-    rank_row = {name: row for row, name in enumerate(rank_files)}
-    parts = [rank_slice(entry.spec, 1, 0) for entry in placed]
-
-    def column(values: list[int], dtype: str, unit: str = "") -> Dataset:
-        return Dataset(np.array(values, dtype=dtype), ("tensor",), unit)
-
-    def words(values: list[str]) -> Dataset:
-        return Dataset(values, ("tensor",))
-
-    sha256 = np.frombuffer(b"".join(entry.sha256 for entry in placed), dtype=np.uint8)
-    layers = [-1 if entry.spec.layer is None else entry.spec.layer for entry in placed]
-    axes = [-1 if part.axis is None else part.axis for part in parts]
+    rows = plan.rows
+    dtypes, dtype = _coded(rows.dtype)
+    splits, split = _coded(rows.split)
     return {
-        "tensors/name": words([entry.spec.name for entry in placed]),
-        "tensors/layer": column(layers, "<i4"),
-        "tensors/dtype": words([entry.info.dtype for entry in placed]),
-        "tensors/split": words([str(entry.spec.split) for entry in placed]),
-        "tensors/axis": column(axes, "<i4"),
-        "tensors/extent": column([part.stop for part in parts], "<u8", "rows or columns"),
-        "tensors/source_file": column([source_row[e.info.file] for e in placed], "<u4"),
-        "tensors/source_offset": column([e.info.offset for e in placed], "<u8", "bytes"),
-        "tensors/source_bytes": column([e.info.n_bytes for e in placed], "<u8", "bytes"),
-        "tensors/rank_file": column([rank_row[e.file] for e in placed], "<u4"),
-        "tensors/rank_offset": column([e.offset for e in placed], "<u8", "bytes of data"),
-        "tensors/rank_bytes": column([e.rank_bytes for e in placed], "<u8", "bytes"),
-        "tensors/max_scale": column([e.max_scale for e in placed], "u1", "biased exponent"),
-        "tensors/sha256": Dataset(sha256.reshape(len(placed), -1, 32), ("tensor", "rank", "byte")),
+        "dtypes": Dataset(dtypes, ("word",)),
+        "splits": Dataset(splits, ("word",)),
+        "tensors/name": Dataset(rows.name, ("tensor",)),
+        "tensors/dtype": dtype,
+        "tensors/split": split,
+        "tensors/layer": _column(rows.layer, "<i4"),
+        "tensors/axis": _column(rows.axis, "<i4"),
+        "tensors/extent": _column(rows.extent, "<u8", unit="rows or columns"),
+        "tensors/source_file": _column(rows.source_file, "<u4"),
+        "tensors/source_offset": _column(rows.source_offset, "<u8", unit="bytes"),
+        "tensors/source_bytes": _column(rows.source_bytes, "<u8", unit="bytes"),
+        "tensors/rank_file": _column(rows.rank_file, "<u4"),
+        "tensors/rank_offset": _column(rows.rank_offset, "<u8", unit="bytes of data"),
+        "tensors/rank_bytes": _column(rows.rank_bytes, "<u8", unit="bytes"),
     }
+
+
+def write_rank(
+    folder: Path, tp: int, rank: int, digest: str, identity: str, sha256: bytes, max_scale: bytes
+) -> None:
+    """Write rank.h5 into a rank folder; `digest` is that of the set's shards.h5."""
+    hashes = np.frombuffer(sha256, dtype=np.uint8).reshape(len(max_scale), 32)
+    scales = np.frombuffer(max_scale, dtype=np.uint8)
+    write_artifact(
+        folder / RANK_NAME,
+        "rank",
+        RANK_SCHEMA,
+        {
+            "tensors/sha256": Dataset(hashes, ("tensor", "byte")),
+            "tensors/max_scale": Dataset(scales, ("tensor",), "biased exponent"),
+        },
+        {"tp": tp, "rank": rank, "identity": identity},
+        [InputRef("shards", "shards", SHARDS_NAME, digest)],
+        {"tp": tp, "rank": rank},
+    )

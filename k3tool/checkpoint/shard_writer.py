@@ -1,48 +1,43 @@
 """Split a checkpoint into one folder per rank: each source byte is read once and placed by rule.
 
 Every tensor lands on a rank, on all ranks on purpose, or is named as dropped; anything else is
-refused before a byte is written. Memory holds one block of a tensor. Output is built in a sibling
-folder and renamed when complete. It does not resume a killed run.
+refused before a byte is written. A killed run goes on where it was, and its result is the same
+bytes. Memory holds a block a thread, whatever the size of a tensor.
 """
 
 import contextlib
+import os
+import shutil
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
-
-import numpy as np
-import numpy.typing as npt
 
 from k3tool.artifact import canonical_json
-from k3tool.atomic import atomic_folder, atomic_path
-from k3tool.checkpoint.headers import TensorInfo
+from k3tool.atomic import atomic_path
 from k3tool.checkpoint.index import INDEX_NAME
 from k3tool.checkpoint.reader import Checkpoint
-from k3tool.checkpoint.safetensors_writer import SafetensorsWriter, TensorLayout
-from k3tool.checkpoint.shard_layout import ShardFile, shard_files
-from k3tool.checkpoint.shard_provenance import Placed, write_provenance
+from k3tool.checkpoint.shard_copy import FileRecord, Stopped, Tally, stands, write_file
+from k3tool.checkpoint.shard_journal import Work, locked, work_path
+from k3tool.checkpoint.shard_plan import VISION_REASON, FileJob, ShardPlan, plan_shards
+from k3tool.checkpoint.shard_provenance import write_rank, write_set
+from k3tool.checkpoint.shard_publish import check_output, is_published, publish
 from k3tool.checkpoint.shards import SHARDS_NAME, SIDE_FILES, rank_folder_name
-from k3tool.errors import ArtifactError, UsageError
-from k3tool.model.vision import is_vision
-from k3tool.model.weights import (
-    RankSlice,
-    Split,
-    TensorSpec,
-    dtype_fault,
-    find_spec,
-    rank_slice,
-    shape_fault,
-)
+from k3tool.errors import ArtifactError, K3Error, UsageError
 
-Array = npt.NDArray[Any]
-Progress = Callable[[int, int], None]  # (bytes read so far, bytes to read)
-SCALE_REFUSED_FROM = 253  # numerics rule 4: such a group would leave binary32's range or be NaN
+Progress = Callable[[int, int], None]  # (bytes written or found written so far, bytes to write)
+Say = Callable[[str], None]
+DEFAULT_JOBS = 4  # files at a time; one thread hashes about 1 GB/s, an SSD takes more
+_POLL_SECONDS = 0.2
 
 
 @dataclass(frozen=True, slots=True)
 class ShardsInfo:
-    """What was written: sizes in bytes, the artifact's digest, the checkpoint's identity."""
+    """What was written: sizes in bytes, the artifact's digest, the checkpoint's identity.
+
+    `rank_bytes` is what each rank holds, `replicated_bytes` the part of it that all ranks hold;
+    `resumed_bytes` of `written_bytes` stood from a run before.
+    """
 
     path: Path
     tp: int
@@ -50,10 +45,16 @@ class ShardsInfo:
     digest: str
     identity: str
     n_tensors: int
+    n_files: int
     read_bytes: int
     written_bytes: int
+    rank_bytes: int
+    replicated_bytes: int
+    resumed_bytes: int
+    kept_vision: int
     dropped: tuple[str, ...]
     dropped_bytes: int
+    padding_bytes: int
 
 
 def shard_checkpoint(
@@ -64,29 +65,28 @@ def shard_checkpoint(
     ranks: Sequence[int] | None = None,
     force: bool = False,
     progress: Progress | None = None,
+    keep_vision: bool = False,
+    jobs: int | None = None,
+    max_file_bytes: int | None = None,
+    say: Say | None = None,
 ) -> ShardsInfo:
     """Write the shards of a checkpoint and return what was written.
 
-    `ranks` None means all of them. Raises: UsageError on an illegal degree, rank or output;
-    ArtifactError naming the tensor that is absent, unknown, mis-shaped or holds refused scales;
-    K3Error when writing fails.
+    `ranks` None means all of them; `say` takes lines about resuming. Raises: UsageError on an
+    illegal degree, rank or output; ArtifactError naming the tensor that is absent, unknown,
+    mis-shaped or holds refused scales; K3Error when writing fails or the disk has not the room.
     """
-    out = Path(out)
     with Checkpoint.open(ckpt_path) as checkpoint:
-        if checkpoint.tp is not None:
-            raise ArtifactError(str(ckpt_path), got="a rank folder of shards", need="a checkpoint")
-        checkpoint.config.check_tp(tp)
-        chosen = _chosen_ranks(tp, ranks)
-        _check_output(out, force)
-        _check_tensors(checkpoint)
-        with atomic_folder(out, replace=force) as building:
-            return _write_all(checkpoint, tp, chosen, building, out, progress)
+        job = ShardJob(checkpoint, tp, Path(out), chosen_ranks(tp, ranks), force, say=say)
+        job.make_plan(keep_vision, max_file_bytes)
+        with job.working():
+            job.prepare()
+            job.write(jobs, progress)
+            return job.publish()
 
 
-# -- checks before the first byte --------------------------------------------------------------
-
-
-def _chosen_ranks(tp: int, ranks: Sequence[int] | None) -> tuple[int, ...]:
+def chosen_ranks(tp: int, ranks: Sequence[int] | None) -> tuple[int, ...]:
+    """Return the ranks to write, sorted. Raises: UsageError for none or one that is not there."""
     chosen = tuple(sorted(set(range(tp) if ranks is None else ranks)))
     wrong = [rank for rank in chosen if not 0 <= rank < tp]
     if wrong or not chosen:
@@ -94,204 +94,244 @@ def _chosen_ranks(tp: int, ranks: Sequence[int] | None) -> tuple[int, ...]:
     return chosen
 
 
-def _check_output(out: Path, force: bool) -> None:
-    if not out.exists() or (out.is_dir() and not any(out.iterdir())):
-        return
-    if not (out / SHARDS_NAME).is_file():
-        # Never a folder that we did not write, forced or not.
-        raise UsageError(str(out), got="something that is no shards folder", need="a new folder")
-    if not force:
-        raise UsageError(
-            str(out), got="finished shards", need="a new folder", hint="--force replaces them"
+class ShardJob:
+    """One process's share of the work, step by step: make_plan, prepare, write, publish.
+
+    `every` are the ranks of the whole job where several processes share it.
+    """
+
+    def __init__(
+        self,
+        checkpoint: Checkpoint,
+        tp: int,
+        out: Path,
+        ranks: tuple[int, ...],
+        force: bool = False,
+        *,
+        every: Sequence[int] | None = None,
+        say: Say | None = None,
+    ) -> None:
+        """Take what was asked for; nothing is touched before `working`."""
+        self.checkpoint, self.tp, self.ranks, self.force = checkpoint, tp, ranks, force
+        self.path = out
+        self.out = Path(os.path.realpath(out))  # a link's target is replaced, not the link
+        self.names = [rank_folder_name(rank, tp) for rank in ranks]
+        self.every = [rank_folder_name(rank, tp) for rank in (every or ranks)]
+        self._say: Say = say or (lambda line: None)
+        self._tally = Tally()
+        self._resumed = 0
+        self.digest = ""
+        self.work: Work
+        self.plan: ShardPlan
+
+    def make_plan(self, keep_vision: bool, max_file_bytes: int | None = None) -> None:
+        """Settle what goes where; nothing is written yet."""
+        self.checkpoint.config.check_tp(self.tp)
+        if not (work_path(self.out, self.tp, self.ranks) / "moves").exists():
+            check_output(self.out, self.names, self.every, self.force)
+        self.plan = plan_shards(self.checkpoint, self.tp, keep_vision, max_file_bytes)
+
+    @contextlib.contextmanager
+    def working(self) -> Iterator[None]:
+        """Hold the work folder; on failure keep what a rerun can use and say so."""
+        try:
+            with locked(work_path(self.out, self.tp, self.ranks)) as work:
+                self.work = work
+                try:
+                    yield
+                except BaseException as error:
+                    self._give_up(error)
+                    raise
+        except OSError as error:
+            got = error.strerror or str(error)
+            raise K3Error(str(self.path), got=got, need="a writable folder") from None
+
+    def _give_up(self, error: BaseException) -> None:
+        """Leave nothing that a rerun cannot use."""
+        if not self.digest:
+            return  # the work folder is not ours to tidy
+        # A read that failed may succeed next time; a value that was refused will not.
+        refused = isinstance(error, ArtifactError) and not isinstance(error.__context__, OSError)
+        if refused or not self.work.is_worth_keeping:
+            with contextlib.suppress(OSError):
+                self.work.discard()
+            return
+        line = f"{self.work.finished_files()} of {len(self.plan.files)} files are finished in "
+        self._say(f"{line}{self.work.path}: the same command goes on from there")
+
+    # -- before the first byte -----------------------------------------------------------------
+
+    def prepare(self) -> None:
+        """Claim the work folder for this very work and check that the disk has the room."""
+        candidate = self.work.candidate
+        shutil.rmtree(candidate, ignore_errors=True)
+        candidate.mkdir()
+        try:
+            digest = self._write_beside(candidate)
+            resumes = self._begin(digest)
+            self.digest = digest
+            if self.work.moves.exists():
+                self._resumed = self.plan.rank_bytes * len(self.ranks)
+                return  # all is written; the run was killed while giving it its name
+            for path in candidate.iterdir():
+                path.rename(self.work.set / path.name)
+        finally:
+            shutil.rmtree(candidate, ignore_errors=True)
+        for name in self.names:
+            (self.work.set / name).mkdir(exist_ok=True)
+        if resumes:
+            n_files = self.work.finished_files()
+            self._say(f"going on from {self.work.path}: {n_files} files are there, checking them")
+        self._check_space()
+
+    def _begin(self, digest: str) -> bool:
+        """Claim the work folder for this very work; return whether a killed run goes on."""
+        sources = {}
+        for file in self.checkpoint.index.files:
+            stat = (self.checkpoint.path / file).stat()
+            sources[file] = [stat.st_size, stat.st_mtime_ns]
+        key = {
+            "shards": digest,
+            "checkpoint": self.checkpoint.identity,
+            "tp": self.tp,
+            "ranks": list(self.ranks),
+            "sources": sources,
+        }
+        if is_published(self.work, self.out) and not self.work.is_for(key):
+            # Another command's, which had only its tidying left to do.
+            self.work.discard()
+            check_output(self.out, self.names, self.every, self.force)
+        return self.work.begin(key, self.force)
+
+    def _write_beside(self, folder: Path) -> str:
+        """Write config, side files and shards.h5; return the digest."""
+        _write_bytes(folder / "config.json", self.checkpoint.config_bytes)
+        for name in SIDE_FILES:
+            if (self.checkpoint.path / name).is_file():
+                _write_bytes(folder / name, (self.checkpoint.path / name).read_bytes())
+        return write_set(self.plan, folder, folder / SHARDS_NAME)
+
+    def _check_space(self) -> None:
+        """Refuse before the first byte what will not fit beside the old output."""
+        there = sum(path.stat().st_size for path in self.work.set.rglob("*.safetensors"))
+        need = max(0, self.plan.need_bytes * len(self.ranks) - there)
+        have = free_bytes(self.work.path)
+        if need > have:
+            raise K3Error(
+                str(self.path.parent),
+                got=f"{have} bytes free",
+                need=f"{need} bytes for {len(self.ranks)} ranks",
+                hint="free some, or write fewer ranks here with --rank",
+            )
+
+    # -- writing -------------------------------------------------------------------------------
+
+    def write(self, jobs: int | None = None, progress: Progress | None = None) -> None:
+        """Write every file that does not stand yet, `jobs` at a time."""
+        if self.work.moves.exists():
+            return
+        total = self.plan.rank_bytes * len(self.ranks)
+        pending: set[Future[None]] = set()
+        n_jobs = jobs or default_jobs()
+        with ThreadPoolExecutor(n_jobs, "shard") as pool:
+            try:
+                for job in self.plan.jobs():
+                    while len(pending) > n_jobs:
+                        pending = self._wait(pending, progress, total)
+                    pending.add(pool.submit(self._one, job))
+                while pending:
+                    pending = self._wait(pending, progress, total)
+            except BaseException:
+                self._tally.stop()
+                pool.shutdown(wait=True, cancel_futures=True)
+                raise
+        self._finish_ranks()
+
+    def _wait(
+        self, pending: set[Future[None]], progress: Progress | None, total: int
+    ) -> set[Future[None]]:
+        done, left = wait(pending, timeout=_POLL_SECONDS, return_when=FIRST_COMPLETED)
+        if progress is not None:
+            progress(self._tally.done, total)
+        errors = [error for future in done if (error := future.exception()) is not None]
+        for error in sorted(errors, key=lambda error: isinstance(error, Stopped)):
+            raise error
+        return left
+
+    def _one(self, job: FileJob) -> None:
+        folders = {
+            rank: self.work.set / name for rank, name in zip(self.ranks, self.names, strict=True)
+        }
+        record = self.work.recall(job.name)
+        if record is not None and stands(self.plan, job, record, folders, self._tally):
+            self._resumed += job.n_bytes * len(self.ranks)
+            return
+        self.work.record(write_file(self.plan, job, folders, self._tally))
+
+    def _finish_ranks(self) -> None:
+        """Write what stands beside a rank's tensors: index, config, rank.h5."""
+        rows, files = self.plan.rows, self.plan.files
+        index = {
+            "metadata": {"total_size": self.plan.rank_bytes},
+            "weight_map": {
+                name: files[file] for name, file in zip(rows.name, rows.rank_file, strict=True)
+            },
+        }
+        text, config = canonical_json(index).encode(), self.checkpoint.config_bytes
+        records = [self._record(file) for file in files]
+        for rank, name in zip(self.ranks, self.names, strict=True):
+            folder = self.work.set / name
+            _write_bytes(folder / INDEX_NAME, text)
+            _write_bytes(folder / "config.json", config)
+            with Checkpoint.open(folder) as written:
+                identity = written.identity
+            sha256 = b"".join(record.sha256[rank] for record in records)
+            max_scale = b"".join(record.max_scale[rank] for record in records)
+            write_rank(folder, self.tp, rank, self.digest, identity, sha256, max_scale)
+
+    def _record(self, file: str) -> FileRecord:
+        record = self.work.recall(file)
+        assert record is not None, file
+        return record
+
+    # -- naming it -----------------------------------------------------------------------------
+
+    def publish(self) -> ShardsInfo:
+        """Give the finished shards their name and return what they are."""
+        publish(self.work, self.out, self.digest, self.names, self.every, self.force)
+        plan = self.plan
+        images = [row for row in plan.dropped if row.reason == VISION_REASON]
+        image_bytes = sum(row.n_bytes for row in images)
+        padding_bytes = sum(row.n_bytes for row in plan.dropped) - image_bytes
+        return ShardsInfo(
+            path=self.path,
+            tp=self.tp,
+            ranks=self.ranks,
+            digest=self.digest,
+            identity=self.checkpoint.identity,
+            n_tensors=len(plan.rows.name),
+            n_files=len(plan.files),
+            read_bytes=sum(plan.rows.source_bytes) + padding_bytes,
+            written_bytes=plan.rank_bytes * len(self.ranks),
+            rank_bytes=plan.rank_bytes,
+            replicated_bytes=plan.replicated_bytes,
+            resumed_bytes=self._resumed,
+            kept_vision=len(plan.vision),
+            dropped=tuple(row.name for row in images),
+            dropped_bytes=image_bytes,
+            padding_bytes=padding_bytes,
         )
 
 
-def _check_tensors(checkpoint: Checkpoint) -> None:
-    """Refuse a checkpoint that is not whole, or has tensors nobody would read."""
-    config = checkpoint.config
-    hint = f"k3tool inspect {checkpoint.path}"
-    n_expected = 0
-    for file in shard_files(config):
-        n_expected += len(file.tensors)
-        for spec in file.tensors:
-            info = checkpoint.tensor_info(spec.name)
-            where = f"{checkpoint.path / info.file}: {spec.name}"
-            if need := dtype_fault(spec, info.dtype):
-                raise ArtifactError(f"{where}: dtype", got=info.dtype, need=need, hint=hint)
-            if need := shape_fault(spec, info.shape):
-                raise ArtifactError(f"{where}: shape", got=list(info.shape), need=need, hint=hint)
-    n_vision = sum(map(is_vision, checkpoint.index.weight_map))
-    if n_expected + n_vision != len(checkpoint.index.weight_map):
-        for name, source in sorted(checkpoint.index.weight_map.items()):
-            if not is_vision(name) and find_spec(config, name) is None:
-                raise ArtifactError(
-                    f"{checkpoint.path / source}: {name}",
-                    got="a tensor that nothing reads",
-                    need="a tensor of the model",
-                    hint=hint,
-                )
+def default_jobs() -> int:
+    """Return how many files are written at a time."""
+    return min(DEFAULT_JOBS, os.cpu_count() or 1)
 
 
-# -- writing -----------------------------------------------------------------------------------
-
-
-def _write_all(
-    checkpoint: Checkpoint,
-    tp: int,
-    ranks: tuple[int, ...],
-    building: Path,
-    out: Path,
-    progress: Progress | None,
-) -> ShardsInfo:
-    dropped = sorted(name for name in checkpoint.index.weight_map if is_vision(name))
-    drop_infos = [checkpoint.tensor_info(name) for name in dropped]
-    total = _source_bytes(checkpoint)
-    for rank in ranks:
-        (building / rank_folder_name(rank, tp)).mkdir()
-    placed: list[Placed] = []
-    read_bytes = 0
-    for file in shard_files(checkpoint.config):
-        for entry in _write_file(checkpoint, tp, ranks, building, file):
-            placed.append(entry)
-            read_bytes += entry.info.n_bytes
-            if progress is not None:
-                progress(read_bytes, total)
-    _write_folders(checkpoint, tp, ranks, building, placed)
-    digest = write_provenance(checkpoint, tp, ranks, building, placed, drop_infos)
-    return ShardsInfo(
-        path=out,
-        tp=tp,
-        ranks=ranks,
-        digest=digest,
-        identity=checkpoint.identity,
-        n_tensors=len(placed),
-        read_bytes=read_bytes,
-        written_bytes=sum(entry.rank_bytes for entry in placed) * len(ranks),
-        dropped=tuple(dropped),
-        dropped_bytes=sum(info.n_bytes for info in drop_infos),
-    )
-
-
-def _source_bytes(checkpoint: Checkpoint) -> int:
-    names = (name for name in checkpoint.index.weight_map if not is_vision(name))
-    return sum(checkpoint.tensor_info(name).n_bytes for name in names)
-
-
-def _write_file(
-    checkpoint: Checkpoint, tp: int, ranks: tuple[int, ...], building: Path, file: ShardFile
-) -> Iterator[Placed]:
-    """Write one file of every rank side by side, reading each source tensor once."""
-    infos = [checkpoint.tensor_info(spec.name) for spec in file.tensors]
-    layout = [
-        _rank_layout(info, rank_slice(spec, tp, 0))
-        for spec, info in zip(file.tensors, infos, strict=True)
-    ]
-    with contextlib.ExitStack() as stack:
-        writers = []
-        for rank in ranks:
-            path = building / rank_folder_name(rank, tp) / file.name
-            metadata = {"kind": "shards", "rank": rank, "tp": tp, "source": checkpoint.identity}
-            writers.append(stack.enter_context(SafetensorsWriter(path, layout, metadata)))
-        offset = 0
-        for spec, info, part in zip(file.tensors, infos, layout, strict=True):
-            for writer in writers:
-                writer.start(spec.name)
-            max_scale = _copy(checkpoint, spec, info, tp, dict(zip(ranks, writers, strict=True)))
-            digests = b"".join(bytes.fromhex(writer.finish()) for writer in writers)
-            yield Placed(spec, info, file.name, offset, part.n_bytes, max_scale, digests)
-            offset += part.n_bytes
-
-
-def _rank_layout(info: TensorInfo, part: RankSlice) -> TensorLayout:
-    """Return a rank's part in the stored form: a convolution stays 2-D or 3-D as it came."""
-    if part.axis is None:
-        return TensorLayout(info.name, info.dtype, info.shape, info.n_bytes)
-    size = part.stop - part.start
-    shape = (*info.shape[: part.axis], size, *info.shape[part.axis + 1 :])
-    n_bytes = info.n_bytes // info.shape[part.axis] * size
-    return TensorLayout(info.name, info.dtype, shape, n_bytes)
-
-
-def _copy(
-    checkpoint: Checkpoint,
-    spec: TensorSpec,
-    info: TensorInfo,
-    tp: int,
-    writers: dict[int, SafetensorsWriter],
-) -> int:
-    """Copy one tensor's parts to its ranks; return its largest scale byte (0 if it has none)."""
-    is_scale = spec.name.endswith("weight_scale")
-    max_scale = 0
-    if spec.split is Split.LIVE_ROWS:
-        _check_padding(checkpoint, spec, info)
-    for row0, block in _blocks(checkpoint, spec):
-        if is_scale:
-            max_scale = max(max_scale, _check_scales(checkpoint, info, row0, block))
-        for rank, writer in writers.items():
-            part = rank_slice(spec, tp, rank)
-            if part.axis is None:
-                writer.append(block)
-            elif part.axis == 1:
-                writer.append(block[:, part.start : part.stop])
-            else:
-                low, high = max(part.start, row0), min(part.stop, row0 + len(block))
-                if low < high:
-                    writer.append(block[low - row0 : high - row0])
-    return max_scale
-
-
-def _blocks(checkpoint: Checkpoint, spec: TensorSpec) -> Iterator[tuple[int, Array]]:
-    live = spec.live if spec.split is Split.LIVE_ROWS else None
-    return checkpoint.iter_rows(spec.name, 0, live)
-
-
-def _check_scales(checkpoint: Checkpoint, info: TensorInfo, row0: int, block: Array) -> int:
-    largest = int(block.max(initial=0))
-    if largest >= SCALE_REFUSED_FROM:
-        row, group = (int(axis[0]) for axis in np.nonzero(block >= SCALE_REFUSED_FROM))
-        raise ArtifactError(
-            f"{checkpoint.path / info.file}: {info.name}: row {row0 + row}, group {group}",
-            got=f"scale byte {block[row, group]}",
-            need=f"at most {SCALE_REFUSED_FROM - 1}",
-        )
-    return largest
-
-
-def _check_padding(checkpoint: Checkpoint, spec: TensorSpec, info: TensorInfo) -> None:
-    """Refuse values behind the live heads: then the stored length means something else."""
-    tail = checkpoint.read_rows(spec.name, spec.live, info.shape[0])
-    if np.any(tail != 0):
-        head = spec.live + int(np.nonzero(tail)[0][0])
-        raise ArtifactError(
-            f"{checkpoint.path / info.file}: {info.name}: element {head}",
-            got=f"{tail[head - spec.live]:g}",
-            need=f"zero padding behind {spec.live} heads",
-        )
-
-
-# -- index, config, provenance -----------------------------------------------------------------
-
-
-def _write_folders(
-    checkpoint: Checkpoint,
-    tp: int,
-    ranks: tuple[int, ...],
-    building: Path,
-    placed: list[Placed],
-) -> None:
-    index = {
-        "metadata": {"total_size": sum(entry.rank_bytes for entry in placed)},
-        "weight_map": {entry.spec.name: entry.file for entry in placed},
-    }
-    text = canonical_json(index).encode()
-    for rank in ranks:
-        folder = building / rank_folder_name(rank, tp)
-        _write_bytes(folder / INDEX_NAME, text)
-        _write_bytes(folder / "config.json", checkpoint.config_bytes)
-    _write_bytes(building / "config.json", checkpoint.config_bytes)
-    for name in SIDE_FILES:
-        if (checkpoint.path / name).is_file():
-            _write_bytes(building / name, (checkpoint.path / name).read_bytes())
+def free_bytes(folder: Path) -> int:
+    """Return the bytes a process without privileges may still write there."""
+    stat = os.statvfs(folder)
+    return stat.f_bavail * stat.f_frsize
 
 
 def _write_bytes(path: Path, data: bytes) -> None:

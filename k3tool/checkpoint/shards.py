@@ -1,12 +1,19 @@
-"""Open what shard wrote: one folder per rank and the artifact that says where each byte came from.
+"""Open what shard wrote: one folder per rank and the artifacts that say where each byte came from.
 
-Schema 1 of kind `shards`. Root attributes: `tp`, `checkpoint_identity`. Datasets: `ranks` u4 [R];
-`rank_identity` str [R]; `source_files`, `rank_files` str; `tensors/*` with one row per tensor in
-file order (see k3tool.checkpoint.shard_provenance); `dropped/{name,file,bytes}`; `files/{name,
-sha256}` for the config and side files beside the rank folders.
+`shards.h5`, schema 2 of kind `shards`, is the same on every node and for every choice of ranks.
+Root attributes: `tp`, `checkpoint_identity`. Datasets: `source_files`, `rank_files`, `dtypes`,
+`splits` str; `tensors/*` with one row per tensor in file order (see
+k3tool.checkpoint.shard_provenance); `dropped/{name,file,offset,bytes,reason}`;
+`files/{name,sha256}` for the config and side files beside the rank folders.
+
+`rank-03-of-08/rank.h5`, schema 1 of kind `rank`, is what one rank adds; its input is shards.h5.
+Root attributes: `tp`, `rank`, `identity` (of the rank's folder). Datasets, in the rows of
+shards.h5: `tensors/sha256` u1 [n, 32], `tensors/max_scale` u1 [n]. So rank folders written on
+several machines are one set as soon as they lie in one folder.
 """
 
 import hashlib
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,12 +24,15 @@ from k3tool.errors import ArtifactError
 from k3tool.model.config import K3Config
 
 SHARDS_NAME = "shards.h5"
-SHARDS_SCHEMA = 1
+SHARDS_SCHEMA = 2
+RANK_NAME = "rank.h5"
+RANK_SCHEMA = 1
 # Files beside the weights that a run may want: end tokens and the tokenizer.
 SIDE_FILES = (
     "generation_config.json", "tiktoken.model", "tokenizer.json", "tokenizer_config.json",
     "special_tokens_map.json", "chat_template.jinja",
 )  # fmt: skip
+_RANK_FOLDER = re.compile(r"rank-(\d{2,})-of-(\d{2,})")
 
 
 def rank_folder_name(rank: int, tp: int) -> str:
@@ -30,9 +40,17 @@ def rank_folder_name(rank: int, tp: int) -> str:
     return f"rank-{rank:02d}-of-{tp:02d}"
 
 
+def rank_folders(path: Path) -> list[str]:
+    """Return the names of the rank folders in a folder, sorted."""
+    return sorted(entry.name for entry in path.iterdir() if _RANK_FOLDER.fullmatch(entry.name))
+
+
 @dataclass(frozen=True, slots=True)
 class Shards:
-    """A finished shards folder: its degree, the ranks it holds, what it was made from."""
+    """A shards folder: its degree, the ranks it holds, what it was made from.
+
+    `digest` is that of shards.h5 and does not depend on which ranks are held here.
+    """
 
     path: Path
     config: K3Config
@@ -47,15 +65,15 @@ class Shards:
         """Open a shards folder. Raises: ArtifactError naming what is absent, cut or stale."""
         path = Path(path)
         with open_artifact(path / SHARDS_NAME, "shards", SHARDS_SCHEMA) as artifact:
-            ranks = tuple(int(rank) for rank in artifact.read("ranks"))
-            identities = dict(zip(ranks, artifact.read("rank_identity"), strict=True))
+            tp = int(artifact.attrs["tp"])
             _check_files(path, artifact)
+            identities = _rank_identities(path, tp, artifact.digest)
             config = K3Config.load(path / "config.json", eps_overrides)
             return cls(
                 path=path,
                 config=config,
-                tp=int(artifact.attrs["tp"]),
-                ranks=ranks,
+                tp=tp,
+                ranks=tuple(sorted(identities)),
                 identity=str(artifact.attrs["checkpoint_identity"]),
                 digest=artifact.digest,
                 rank_identities=identities,
@@ -73,8 +91,13 @@ class Shards:
     def rank(self, rank: int) -> Checkpoint:
         """Open one rank's folder. Raises: ArtifactError if it is absent or not what was written."""
         if rank not in self.rank_identities:
+            missing = [rank for rank in range(self.tp) if rank not in self.rank_identities]
             raise ArtifactError(
-                f"{self.path}: rank {rank}", got=f"ranks {list(self.ranks)}", need="this rank here"
+                f"{self.path}: rank {rank}",
+                got=f"only ranks {list(self.ranks)} of {self.tp}",
+                need=f"ranks {missing} too",
+                hint=f"put the rank folders of the other nodes here, or: k3tool shard CHECKPOINT "
+                f"--tp {self.tp}{''.join(f' --rank {r}' for r in missing)} -o {self.path}",
             )
         checkpoint = Checkpoint.open(self.rank_path(rank))
         if checkpoint.identity != self.rank_identities[rank]:
@@ -82,7 +105,7 @@ class Shards:
             raise ArtifactError(
                 str(self.rank_path(rank)),
                 got=f"identity {checkpoint.identity[:16]}..",
-                need=f"{self.rank_identities[rank][:16]}.. by {SHARDS_NAME}",
+                need=f"{self.rank_identities[rank][:16]}.. by {RANK_NAME}",
                 hint="files were changed after sharding: shard again",
             )
         return checkpoint
@@ -90,6 +113,28 @@ class Shards:
     def as_input(self, role: str) -> InputRef:
         """Return these shards as an input of another artifact."""
         return InputRef(role, "shards", self.path.name, self.digest)
+
+
+def _rank_identities(path: Path, tp: int, digest: str) -> dict[int, str]:
+    """Return the identity of each rank held here, refusing one that belongs to other shards."""
+    identities: dict[int, str] = {}
+    for name in rank_folders(path):
+        rank = int(name.split("-")[1])
+        if name != rank_folder_name(rank, tp) or rank >= tp:
+            raise ArtifactError(str(path / name), got="a rank of another degree", need=f"tp {tp}")
+        with open_artifact(path / name / RANK_NAME, "rank", RANK_SCHEMA) as artifact:
+            made_for = [ref.content_sha256 for ref in artifact.inputs]
+            if made_for != [digest] or artifact.attrs["rank"] != rank:
+                raise ArtifactError(
+                    str(path / name),
+                    got=f"rank {artifact.attrs['rank']} of shards {made_for[0][:16]}..",
+                    need=f"rank {rank} of {digest[:16]}.. by {SHARDS_NAME}",
+                    hint="it was made from another checkpoint or with other options: shard again",
+                )
+            identities[rank] = str(artifact.attrs["identity"])
+    if not identities:
+        raise ArtifactError(str(path), got="no rank folder", need="at least one of them")
+    return identities
 
 
 def _check_files(path: Path, artifact: Artifact) -> None:

@@ -126,7 +126,7 @@ def test_provenance_reaches_the_checkpoint(
     assert outcome.code == 0
     assert outcome.out.splitlines()[-1].strip() == f"checkpoint: checkpoint tiny_tp8 {identity}"
     chain = json.loads(k3tool("provenance", tmp_path / "s" / "shards.h5", "--json").out)
-    assert chain["params"] == {"ranks": [0, 1], "tp": 2}
+    assert chain["params"] == {"keep_vision": False, "tp": 2}
     assert chain["inputs"][0]["digest"] == identity
 
 

@@ -1,5 +1,6 @@
 """Shards: joined again they are the checkpoint, in the promised order, with provenance."""
 
+import hashlib
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -9,7 +10,7 @@ import pytest
 from safetensors import safe_open
 
 from k3tool.artifact import open_artifact
-from k3tool.checkpoint import reader
+from k3tool.checkpoint import shard_copy
 from k3tool.checkpoint.reader import Checkpoint
 from k3tool.checkpoint.safetensors_writer import SafetensorsWriter, TensorLayout
 from k3tool.checkpoint.shard_writer import shard_checkpoint
@@ -54,7 +55,7 @@ def test_joined_ranks_are_the_checkpoint(
 def test_blocks_smaller_than_a_tensor_change_nothing(
     oracle: Oracle, eight: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(reader, "BLOCK_BYTES", 700)
+    monkeypatch.setattr(shard_copy, "BLOCK_BYTES", 700)
     shard_checkpoint(oracle("tiny_tp8"), 8, tmp_path / "out")
     assert Shards.open(tmp_path / "out").digest == Shards.open(eight).digest
     for file in sorted(eight.rglob("*.safetensors")):
@@ -101,13 +102,17 @@ def test_opens_with_the_stock_library(eight: Path) -> None:
 def test_provenance_says_where_every_byte_went(oracle: Oracle, eight: Path) -> None:
     with (
         Checkpoint.open(oracle("tiny_tp8")) as source,
-        open_artifact(eight / "shards.h5", "shards", 1) as artifact,
+        open_artifact(eight / "shards.h5", "shards", 2) as artifact,
+        open_artifact(eight / "rank-05-of-08" / "rank.h5", "rank", 1) as rank,
     ):
         assert artifact.inputs[0].content_sha256 == source.identity
         placed = artifact.read("tensors/name").tolist()
         dropped = artifact.read("dropped/name").tolist()
-        assert sorted(placed + dropped) == source.names()
-        assert all(map(is_vision, dropped))
+        reasons = artifact.read("dropped/reason").tolist()
+        padded = [name for name, why in zip(dropped, reasons, strict=True) if "padding" in why]
+        assert sorted({*placed, *dropped}) == source.names()
+        assert padded == [name for name in placed if name.endswith("A_log")]
+        assert all(map(is_vision, set(dropped) - set(padded)))
         total = int(
             artifact.read("tensors/source_bytes").sum() + artifact.read("dropped/bytes").sum()
         )
@@ -122,7 +127,9 @@ def test_provenance_says_where_every_byte_went(oracle: Oracle, eight: Path) -> N
             8 + int.from_bytes(raw[:8], "little") + int(artifact.read("tensors/rank_offset")[row])
         )
         assert raw[start : start + part.nbytes] == part.tobytes()
-        assert artifact.read("tensors/max_scale").max() == 126
+        sha256 = rank.read("tensors/sha256")[row].tobytes()
+        assert sha256 == hashlib.sha256(part.tobytes()).digest()
+        assert rank.read("tensors/max_scale").max() == 126
 
 
 def test_same_input_same_digest_and_a_rank_alone(

@@ -1,0 +1,155 @@
+"""Keep the folder where shards grow until they are whole, so that a killed run can go on.
+
+Beside the output OUT stands `.OUT.shard` (`.OUT.shard-03` for rank 3 alone): `set/` grows into the
+output, `journal/` has one record for each file whose bytes and name have reached the disk, `key`
+says what the work is for. A record is written after its file, so a kill can lose a record, never
+leave one without its file. Whoever works here holds the lock; a dead process holds none.
+"""
+
+import contextlib
+import fcntl
+import json
+import os
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from k3tool.artifact import canonical_json
+from k3tool.atomic import atomic_path
+from k3tool.checkpoint.shard_copy import FileRecord
+from k3tool.errors import K3Error, UsageError
+
+Key = Mapping[str, Any]
+
+
+class Work:
+    """A locked work folder. `set` is where the output grows."""
+
+    def __init__(self, path: Path) -> None:
+        """Name the folder; `locked` makes and locks it."""
+        self.path = path
+        self.set = path / "set"
+        self.candidate = path / "candidate"  # what is here before we know whose the work is
+        self.moves = path / "moves"  # written by k3tool.checkpoint.shard_publish
+        self._journal = path / "journal"
+        self._key = path / "key"
+
+    @property
+    def is_worth_keeping(self) -> bool:
+        """Return whether a rerun could use something of this."""
+        return self._key.exists() and self._journal.is_dir() and any(self._journal.iterdir())
+
+    def begin(self, key: Key, force: bool) -> bool:
+        """Make the work ready for `key` and return whether it goes on from a killed run.
+
+        Raises: UsageError where it holds unfinished work for something else, and not `force`.
+        """
+        if self.is_for(key):
+            for left in self.path.rglob(".*.tmp"):
+                left.unlink()
+            return True
+        found = self._read_key()
+        if found is not None and self.finished_files() and not force:
+            raise UsageError(
+                str(self.path),
+                got=f"unfinished shards of {_difference(found, key)}",
+                need="the same work as before, or none",
+                hint="--force discards them",
+            )
+        self.discard()
+        self.set.mkdir()
+        self._journal.mkdir()
+        _write(self._key, canonical_json(dict(key)))
+        return False
+
+    def is_for(self, key: Key) -> bool:
+        """Return whether what is here was begun for `key`."""
+        return self._read_key() == dict(key)
+
+    def _read_key(self) -> dict[str, Any] | None:
+        try:
+            found = json.loads(self._key.read_bytes())
+        except (OSError, ValueError):
+            return None
+        return found if isinstance(found, dict) else None
+
+    def record(self, record: FileRecord) -> None:
+        """Note a file as finished; its bytes are on the disk already."""
+        values = {
+            "sha256": {str(rank): data.hex() for rank, data in record.sha256.items()},
+            "max_scale": {str(rank): data.hex() for rank, data in record.max_scale.items()},
+        }
+        _write(self._journal / record.file, canonical_json(values))
+
+    def recall(self, file: str) -> FileRecord | None:
+        """Return the record of a finished file, or None if there is none that can be read."""
+        try:
+            found = json.loads((self._journal / file).read_bytes())
+            sha256, max_scale = (
+                {int(rank): bytes.fromhex(text) for rank, text in found[column].items()}
+                for column in ("sha256", "max_scale")
+            )
+        except (OSError, ValueError, KeyError, TypeError, AttributeError):
+            return None
+        return FileRecord(file, sha256, max_scale)
+
+    def finished_files(self) -> int:
+        """Return how many files have a record."""
+        return sum(1 for _ in self._journal.iterdir()) if self._journal.is_dir() else 0
+
+    def discard(self) -> None:
+        """Remove what was begun; what marks published work goes last."""
+        for path in sorted(self.path.iterdir(), key=lambda path: path in (self._key, self.moves)):
+            if path.is_dir() and path != self.candidate:
+                shutil.rmtree(path)
+            elif path.is_file() and path.name != "lock":
+                path.unlink()
+
+    def remove(self) -> None:
+        """Remove the folder and what is in it."""
+        self.discard()  # in its order
+        shutil.rmtree(self.path)
+
+
+def work_path(out: Path, tp: int, ranks: Sequence[int]) -> Path:
+    """Return the work folder's name: other ranks are other work, maybe on another machine."""
+    some = "".join(f"-{rank:02d}" for rank in ranks) if len(ranks) < tp else ""
+    return out.with_name(f".{out.name}.shard{some}")
+
+
+@contextlib.contextmanager
+def locked(path: Path) -> Iterator[Work]:
+    """Yield a work folder that no other process uses; remove it if it ends up with nothing in it.
+
+    Raises: K3Error where another process is at it.
+    """
+    path.mkdir(parents=True, exist_ok=True)
+    with (path / "lock").open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            taken = os.fstat(lock.fileno()).st_ino != (path / "lock").stat().st_ino
+        except (BlockingIOError, FileNotFoundError):
+            taken = True
+        if taken:
+            raise K3Error(
+                str(path), got="another process that writes these shards", need="one at a time"
+            )
+        try:
+            yield Work(path)
+        finally:
+            if path.exists() and not any(entry.name != "lock" for entry in path.iterdir()):
+                shutil.rmtree(path)
+
+
+def _write(path: Path, text: str) -> None:
+    with atomic_path(path) as temporary:
+        temporary.write_text(text)
+
+
+def _difference(found: Mapping[str, Any], key: Key) -> str:
+    """Say in words what the unfinished work is for where that is not what is asked now."""
+    for name, what in (("tp", "tp"), ("checkpoint", "checkpoint"), ("ranks", "ranks")):
+        if found.get(name) != key[name]:
+            return f"{what} {str(found.get(name))[:16]}"
+    return "the same checkpoint before its files or these options changed"
