@@ -160,14 +160,12 @@ def _careful_table(path: Path, raw: bytes) -> tuple[dict[str, str], TensorTable]
     try:
         parsed = json.loads(raw, object_pairs_hook=no_duplicates)
     except (ValueError, RecursionError) as error:
-        raise ArtifactError(str(path), got=f"invalid header ({error})", need="JSON") from None
+        raise _damaged(str(path), f"invalid header ({error})", "JSON") from None
     if not isinstance(parsed, dict) or not raw.startswith(b"{"):
-        raise ArtifactError(str(path), got="a header that is no object", need="a JSON object")
+        raise _damaged(str(path), "a header that is no object", "a JSON object")
     metadata = parsed.pop("__metadata__", {})
     if not isinstance(metadata, dict) or not all(isinstance(v, str) for v in metadata.values()):
-        raise ArtifactError(
-            f"{path}: __metadata__", got=type(metadata).__name__, need="text values"
-        )
+        raise _damaged(f"{path}: __metadata__", f"a JSON {type(metadata).__name__}", "text values")
     tensors = {name: _tensor(path, name, entry, 0) for name, entry in parsed.items()}
     n_bytes = _check_contiguous(path, tensors, 0)
     kinds: dict[tuple[str, tuple[int, ...]], int] = {}
@@ -188,22 +186,31 @@ def no_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 def _tensor(path: Path, name: str, entry: object, start: int) -> TensorInfo:
     if not isinstance(entry, dict):
-        raise ArtifactError(f"{path}: {name}", got=type(entry).__name__, need="an object")
+        raise _damaged(f"{path}: {name}", f"a JSON {type(entry).__name__}", "an object")
     dtype, shape, offsets = (entry.get(key) for key in ("dtype", "shape", "data_offsets"))
     if not isinstance(dtype, str) or dtype not in DTYPES:
-        raise ArtifactError(f"{path}: {name}: dtype", got=dtype, need=f"one of {list(DTYPES)}")
+        raise _damaged(f"{path}: {name}: dtype", _shown(dtype), f"one of {', '.join(DTYPES)}")
     if not _naturals(shape) or not _naturals(offsets) or len(offsets) != 2:
-        raise ArtifactError(
-            f"{path}: {name}", got=f"shape {shape}, data_offsets {offsets}", need="natural numbers"
-        )
+        got = f"shape {_shown(shape)}, data_offsets {_shown(offsets)}"
+        raise _damaged(f"{path}: {name}", got, "natural numbers, two of them for data_offsets")
     n_bytes = math.prod(shape) * DTYPE_BYTES[dtype]
     if offsets[1] - offsets[0] != n_bytes:
-        raise ArtifactError(
+        raise _damaged(
             f"{path}: {name}: data_offsets",
-            got=f"{offsets[1] - offsets[0]} bytes",
-            need=f"{n_bytes} for {dtype} {shape}",
+            f"{offsets[1] - offsets[0]} bytes",
+            f"{n_bytes} for {dtype} {shape}",
         )
     return TensorInfo(name, dtype, tuple(shape), path.name, start + offsets[0], n_bytes)
+
+
+def _damaged(place: str, got: str, need: str) -> ArtifactError:
+    hint = "fetch the file again; if it is whole, its writer is at fault"
+    return ArtifactError(place, got=got, need=need, hint=hint)
+
+
+def _shown(value: object) -> str:
+    """Return a parsed value as it stands in the file."""
+    return "no such field" if value is None else json.dumps(value, ensure_ascii=False)
 
 
 def _naturals(values: object) -> TypeGuard[list[int]]:
@@ -215,10 +222,10 @@ def _check_contiguous(path: Path, tensors: dict[str, TensorInfo], start: int) ->
     position = start
     for info in sorted(tensors.values(), key=lambda info: (info.offset, info.n_bytes)):
         if info.offset != position:
-            raise ArtifactError(
+            raise _damaged(
                 f"{path}: {info.name}: data_offsets",
-                got=f"start {info.offset - start}",
-                need=f"{position - start}, no hole and no overlap",
+                f"start {info.offset - start}",
+                f"{position - start}, no hole and no overlap",
             )
         position += info.n_bytes
     return position

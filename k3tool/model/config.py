@@ -14,10 +14,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from k3tool.checkpoint.regular_file import read_regular
 from k3tool.errors import ArtifactError, UsageError
 from k3tool.model.config_fields import (
     LINEAR_ONLY,
     MXFP4_GROUP,
+    NEXT_STEP,
     TEXT_ONLY,
     Section,
     check_axes,
@@ -208,13 +210,11 @@ class K3Config:
         """Read a config.json. Raises: ArtifactError naming file and field."""
         path = Path(path)
         try:
-            raw = json.loads(path.read_bytes())
-        except OSError as error:
+            raw = json.loads(read_regular(path, "the checkpoint's config.json"))
+        except (ValueError, RecursionError) as error:
             raise ArtifactError(
-                str(path), got=error.strerror or str(error), need="the checkpoint's config.json"
+                str(path), got=f"invalid JSON ({error})", need="JSON", hint=NEXT_STEP
             ) from None
-        except ValueError as error:
-            raise ArtifactError(str(path), got=f"invalid JSON ({error})", need="JSON") from None
         return cls.from_dict(raw, where=str(path), eps_overrides=eps_overrides)
 
     @classmethod
@@ -226,7 +226,9 @@ class K3Config:
     ) -> "K3Config":
         """Build from the parsed file. Raises: ArtifactError naming the field; UsageError on eps."""
         if not isinstance(raw, dict):
-            raise ArtifactError(where, got=type(raw).__name__, need="a JSON object")
+            raise ArtifactError(
+                where, got=f"a JSON {type(raw).__name__}", need="a JSON object", hint=NEXT_STEP
+            )
         text, prefix = text_section(raw, where)
         refuse_unsupported(text, TEXT_ONLY)
         check_quantization(text.section("quantization_config"))

@@ -12,6 +12,7 @@ from k3tool.errors import ArtifactError
 if TYPE_CHECKING:
     from k3tool.model.config import K3Config
 
+NEXT_STEP = "take the config.json that came with the weights"
 MXFP4_GROUP = 32
 ROW_PARALLEL_MULTIPLE = 16
 BLOCKED_SUM_ABOVE = 512  # rule 6: longer norm-square axes are summed in eight blocks
@@ -52,7 +53,8 @@ class Section:
         self, name: str, got: object, need: object, hint: str | None = None
     ) -> ArtifactError:
         """Return the error to raise about one field."""
-        return ArtifactError(f"{self.where}: {self.path}{name}", got=got, need=need, hint=hint)
+        place = f"{self.where}: {self.path}{name}"
+        return ArtifactError(place, got=got, need=need, hint=hint or NEXT_STEP)
 
     def get(self, name: str, need: str) -> Any:
         """Return a field of any type."""
