@@ -13,8 +13,8 @@ from k3tool.checkpoint.coverage import (
     Coverage,
     ModuleCount,
     check_coverage,
-    write_coverage,
 )
+from k3tool.checkpoint.coverage_artifact import write_coverage
 from k3tool.errors import ArtifactError
 from k3tool.model.config import K3Config
 from k3tool.model.graph import weight_leaves

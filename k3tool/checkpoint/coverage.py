@@ -1,18 +1,18 @@
 """Compare what the model expects, what the index says, what the headers hold, what the graph reads.
 
 It reads headers only, and reports everything it finds instead of stopping at the first fault.
-Values are not looked at.
+Values are not looked at. A layer that is all it has to be is accepted whole (layer_match); only
+what is left is looked at tensor by tensor, so that half a million sound tensors cost no loop.
 """
 
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
-import numpy as np
-
-from k3tool.artifact import Dataset, InputRef, write_artifact
-from k3tool.checkpoint.headers import Header, TensorInfo, read_header
+from k3tool.checkpoint.headers import Header, TensorInfo
+from k3tool.checkpoint.layer_match import LayerMatcher
 from k3tool.checkpoint.reader import Checkpoint
 from k3tool.errors import ArtifactError
 from k3tool.model.vision import expected_vision, is_vision
@@ -20,17 +20,17 @@ from k3tool.model.weights import (
     TensorSpec,
     dtype_fault,
     expected_leaves,
-    expected_tensors,
     idle_leaves,
+    layer_tensors,
     rank_spec,
     shape_fault,
 )
 
-COVERAGE_SCHEMA = 1
 # What can be wrong, in the order of a report. Any of them means: not whole.
 FINDING_KINDS = (
     "damaged file", "missing file", "unlisted file", "missing", "unindexed", "mis-placed",
-    "mis-typed", "mis-shaped", "unclaimed", "total_size", "unread leaf", "unknown leaf",
+    "duplicate", "mis-typed", "mis-shaped", "unclaimed", "total_size", "unread leaf",
+    "unknown leaf",
 )  # fmt: skip
 
 
@@ -66,7 +66,8 @@ class VisionCount(NamedTuple):
 class Coverage:
     """The comparison's result. `identity` is None when a file could not be read.
 
-    `idle` names leaves that the release stores and no formula reads.
+    `dtypes` counts all tensors of the index's files, the image side's too. `idle` names leaves that
+    the release stores and no formula reads.
     """
 
     path: Path
@@ -78,6 +79,7 @@ class Coverage:
     identity: str | None = None
     modules: list[ModuleCount] = field(default_factory=list)
     findings: list[Finding] = field(default_factory=list)
+    dtypes: dict[str, int] = field(default_factory=dict)
     vision: VisionCount = field(default_factory=lambda: VisionCount(0, 0, 0))
     idle: list[str] = field(default_factory=list)
 
@@ -103,132 +105,191 @@ def check_coverage(path: str | Path, claimed: Iterable[str]) -> Coverage:
     Raises: ArtifactError when config or index cannot be read at all.
     """
     with Checkpoint.open(path) as checkpoint:
-        coverage = Coverage(
-            path=checkpoint.path,
-            tp=checkpoint.tp,
-            rank=checkpoint.rank,
-            n_files=len(checkpoint.index.files),
-            n_tensors=len(checkpoint.index.weight_map),
-            from_headers=checkpoint.index.from_headers,
-        )
-        headers = _read_headers(checkpoint, coverage)
-        held = {name: info for header in headers.values() for name, info in header.tensors.items()}
-        if not any(finding.kind.endswith("file") for finding in coverage.findings):
-            coverage.identity = checkpoint.identity
-        expected = _check_expected(checkpoint, coverage, headers, held)
-        _check_others(checkpoint, coverage, held, expected)
-        _check_total_size(checkpoint, coverage, held)
-        _check_graph(checkpoint, coverage, set(claimed))
-        coverage.idle = sorted(idle_leaves(checkpoint.config))
-        coverage.findings.sort(key=lambda f: (FINDING_KINDS.index(f.kind), f.file, f.name))
-        return coverage
+        return coverage_of(checkpoint, claimed)
 
 
-def _read_headers(checkpoint: Checkpoint, coverage: Coverage) -> dict[str, Header]:
-    headers: dict[str, Header] = {}
-    listed = set(checkpoint.index.files)
-    for name in sorted(listed | {path.name for path in checkpoint.path.glob("*.safetensors")}):
-        if not (checkpoint.path / name).exists():
-            coverage.findings.append(
-                Finding("missing file", name, "", "absent", "a file of the index")
-            )
-            continue
-        try:
-            headers[name] = (
-                checkpoint.header(name)
-                if name in listed
-                else _unlisted(checkpoint.path / name, coverage)
-            )
-        except ArtifactError as error:
-            coverage.findings.append(
-                Finding("damaged file", name, "", f"{error.object}: {error.got}", str(error.need))
-            )
-    return headers
-
-
-def _unlisted(path: Path, coverage: Coverage) -> Header:
-    coverage.findings.append(
-        Finding("unlisted file", path.name, "", "not in the index", "no file beside the index's")
+def coverage_of(checkpoint: Checkpoint, claimed: Iterable[str]) -> Coverage:
+    """Compare an open checkpoint or rank folder; see check_coverage."""
+    coverage = Coverage(
+        path=checkpoint.path,
+        tp=checkpoint.tp,
+        rank=checkpoint.rank,
+        n_files=len(checkpoint.index.files),
+        n_tensors=len(checkpoint.index.weight_map),
+        from_headers=checkpoint.index.from_headers,
     )
-    return read_header(path)
+    _Comparison(checkpoint, coverage).run()
+    _check_graph(checkpoint, coverage, set(claimed))
+    coverage.idle = sorted(idle_leaves(checkpoint.config))
+    coverage.findings.sort(key=lambda f: (FINDING_KINDS.index(f.kind), f.file, f.name))
+    return coverage
 
 
-def _check_expected(
-    checkpoint: Checkpoint,
-    coverage: Coverage,
-    headers: dict[str, Header],
-    held: dict[str, TensorInfo],
-) -> set[str]:
-    """Count and check the tensors of the text model; return their names."""
-    names: set[str] = set()
-    counts: dict[tuple[int | None, str], list[int]] = {}
-    for released in expected_tensors(checkpoint.config):
-        spec = rank_spec(released, checkpoint.tp) if checkpoint.tp else released
-        count = counts.setdefault((spec.layer, spec.row.module), [0, 0, 0])
-        count[0] += 1
-        names.add(spec.name)
-        finding = _check_one(checkpoint, spec, headers, held)
-        if finding is not None:
-            coverage.findings.append(finding)
+class _Comparison:
+    """One run of the comparison: what was read, and what is left to explain."""
+
+    def __init__(self, checkpoint: Checkpoint, coverage: Coverage) -> None:
+        self.checkpoint = checkpoint
+        self.coverage = coverage
+        self.weight_map = checkpoint.index.weight_map
+        self.headers: dict[str, Header] = {}  # of the index's files
+        self.explained: set[str] = set()  # files whose tensors are one sound layer, all of it
+        self.held: dict[str, list[TensorInfo]] = {}  # of the other files, the index's first
+
+    def find(self, kind: str, file: str, name: str, got: str, need: str) -> None:
+        self.coverage.findings.append(Finding(kind, file, name, got, need))
+
+    def run(self) -> None:
+        stray = list(self._read_headers())
+        if not any(finding.kind.endswith("file") for finding in self.coverage.findings):
+            self.coverage.identity = self.checkpoint.identity
+        counts = self._whole_layers()
+        for header in [*self.headers.values(), *stray]:
+            if header.file not in self.explained:
+                for name, info in header.tensors.items():
+                    self.held.setdefault(name, []).append(info)
+        expected = self._check_layers(counts)
+        self._check_duplicates({header.file for header in stray})
+        self._check_others(expected)
+        self._check_totals()
+
+    # -- headers -------------------------------------------------------------------------------
+
+    def _read_headers(self) -> Iterator[Header]:
+        """Read all headers; yield those of files that the index does not list."""
+        path, listed = self.checkpoint.path, set(self.checkpoint.index.files)
+        for name in sorted(listed | {entry.name for entry in path.glob("*.safetensors")}):
+            if not (path / name).exists():
+                self.find("missing file", name, "", "absent", "a file of the index")
+                continue
+            if name not in listed:
+                need = "no file beside the index's"
+                self.find("unlisted file", name, "", "not in the index", need)
+            try:
+                header = self.checkpoint.header(name)
+            except ArtifactError as error:
+                self.find("damaged file", name, "", f"{error.object}: {error.got}", str(error.need))
+                continue
+            if name in listed:
+                self.headers[name] = header
+            else:
+                yield header
+
+    # -- whole layers --------------------------------------------------------------------------
+
+    def _whole_layers(self) -> dict[int, list[ModuleCount]]:
+        """Return the counts of layers that one file holds wholly and alone, as the index says."""
+        matcher = LayerMatcher(self.checkpoint.config, self.checkpoint.tp)
+        by_layer: dict[int, list[Header]] = {}
+        for header in self.headers.values():
+            if header.layer is not None:
+                by_layer.setdefault(header.layer, []).append(header)
+        n_indexed = Counter(self.weight_map.values())
+        counts = {}
+        for layer in self.checkpoint.config.layers:
+            if len(headers := by_layer.get(layer, [])) != 1:
+                continue
+            file, table = headers[0].file, headers[0].table
+            totals = matcher.match(layer, table)
+            if totals is None or n_indexed[file] != len(table.names):
+                continue
+            if set(map(self.weight_map.get, headers[0].names())) == {file}:
+                self.explained.add(file)
+                counts[layer] = [ModuleCount(layer, t.module, t.n_tensors, *t[1:]) for t in totals]
+        return counts
+
+    # -- tensor by tensor ----------------------------------------------------------------------
+
+    def _check_layers(self, whole: dict[int, list[ModuleCount]]) -> set[str]:
+        """Count and check the tensors of the text model; return the names that were looked at."""
+        config, tp = self.checkpoint.config, self.checkpoint.tp
+        names: set[str] = set()
+        for layer in (None, *config.layers):
+            if layer is not None and layer in whole:
+                self.coverage.modules += whole[layer]
+                continue
+            counts: dict[str, list[int]] = {}
+            for released in layer_tensors(config, layer):
+                spec = rank_spec(released, tp) if tp else released
+                names.add(spec.name)
+                count = counts.setdefault(spec.row.module, [0, 0, 0])
+                count[0] += 1
+                info = self._check_one(spec)
+                if info is not None:
+                    count[1] += 1
+                    count[2] += info.n_bytes
+            self.coverage.modules += [ModuleCount(layer, *item) for item in _flat(counts)]
+        return names
+
+    def _check_one(self, spec: TensorSpec) -> TensorInfo | None:
+        """Return where a sound tensor lies; of another say what is wrong."""
+        file = self.weight_map.get(spec.name)
+        infos = self.held.get(spec.name, [])
+        if not infos:
+            known = file is None or file in self.headers
+            got = "absent" if known else "in a file that cannot be read"
+            self.find("missing", file or "", spec.name, got, f"{spec.dtype} {list(spec.shape)}")
+            return None
+        info = next((info for info in infos if info.file == file), infos[0])
+        if file is None:
+            self.find("unindexed", info.file, spec.name, "absent from the index", info.file)
+        elif info.file != file:
+            self.find("mis-placed", file, spec.name, f"found in {info.file}", file)
+        elif need := dtype_fault(spec, info.dtype):
+            self.find("mis-typed", file, spec.name, info.dtype, need)
+        elif need := shape_fault(spec, info.shape):
+            self.find("mis-shaped", file, spec.name, str(list(info.shape)), need)
         else:
-            count[1] += 1
-            count[2] += held[spec.name].n_bytes
-    coverage.modules = [ModuleCount(*key, *count) for key, count in counts.items()]
-    return names
+            return info
+        return None
 
+    def _check_duplicates(self, stray: set[str]) -> None:
+        """Find tensors that two of the index's files hold; a stray file is one finding already."""
+        for name, infos in self.held.items():
+            file = self.weight_map.get(name)
+            for info in infos:
+                if info.file == (file or infos[0].file) or info.file in stray:
+                    continue
+                others = {other.file for other in infos if other.file not in stray}
+                if file in self.explained or len(others) > 1:
+                    got = f"also in {info.file}"
+                    self.find("duplicate", file or infos[0].file, name, got, "one file for it")
 
-def _check_one(
-    checkpoint: Checkpoint,
-    spec: TensorSpec,
-    headers: dict[str, Header],
-    held: dict[str, TensorInfo],
-) -> Finding | None:
-    """Return what is wrong with one expected tensor, or None if it is sound."""
-    file = checkpoint.index.weight_map.get(spec.name)
-    info = held.get(spec.name)
-    if info is None:
-        got = "absent" if file is None or file in headers else "in a file that cannot be read"
-        return Finding("missing", file or "", spec.name, got, f"{spec.dtype} {list(spec.shape)}")
-    if file is None:
-        return Finding("unindexed", info.file, spec.name, "absent from the index", info.file)
-    if info.file != file:
-        return Finding("mis-placed", file, spec.name, f"found in {info.file}", file)
-    if need := dtype_fault(spec, info.dtype):
-        return Finding("mis-typed", file, spec.name, info.dtype, need)
-    if need := shape_fault(spec, info.shape):
-        return Finding("mis-shaped", file, spec.name, str(list(info.shape)), need)
-    return None
-
-
-def _check_others(
-    checkpoint: Checkpoint, coverage: Coverage, held: dict[str, TensorInfo], expected: set[str]
-) -> None:
-    """Find tensors that nobody reads, and count the image side apart."""
-    weight_map = checkpoint.index.weight_map
-    n_vision, vision_bytes = 0, 0
-    for name in sorted((weight_map.keys() | held.keys()) - expected):
-        info = held.get(name)
-        if is_vision(name):
-            n_vision += 1
-            vision_bytes += info.n_bytes if info else 0
-        else:
-            file = info.file if info else weight_map[name]
-            got = f"{info.dtype} {list(info.shape)}" if info else "only in the index"
-            coverage.findings.append(Finding("unclaimed", file, name, got, "a tensor of the model"))
-    described = sum(1 for _ in expected_vision(checkpoint.config))
-    coverage.vision = VisionCount(0 if checkpoint.tp else described, n_vision, vision_bytes)
-
-
-def _check_total_size(
-    checkpoint: Checkpoint, coverage: Coverage, held: dict[str, TensorInfo]
-) -> None:
-    total = checkpoint.index.total_size
-    found = sum(info.n_bytes for info in held.values())
-    if total is not None and total != found:
-        # With tensors absent this follows from them; it stands here to catch what they do not.
-        coverage.findings.append(
-            Finding("total_size", "", "", f"{found} bytes by the headers", f"{total} by the index")
+    def _check_others(self, expected: set[str]) -> None:
+        """Find tensors that nobody reads, and count the image side apart."""
+        indexed = {name for name, file in self.weight_map.items() if file not in self.explained}
+        n_vision, vision_bytes = 0, 0
+        for name in sorted((indexed | self.held.keys()) - expected):
+            info = self.held[name][0] if name in self.held else None
+            if is_vision(name):
+                n_vision += 1
+                vision_bytes += info.n_bytes if info else 0
+            elif self.weight_map.get(name) not in self.explained:
+                file = info.file if info else self.weight_map[name]
+                got = f"{info.dtype} {list(info.shape)}" if info else "only in the index"
+                self.find("unclaimed", file, name, got, "a tensor of the model")
+        described = sum(1 for _ in expected_vision(self.checkpoint.config))
+        self.coverage.vision = VisionCount(
+            0 if self.checkpoint.tp else described, n_vision, vision_bytes
         )
+
+    def _check_totals(self) -> None:
+        dtypes: Counter[str] = Counter()
+        for header in self.headers.values():
+            for kind, count in Counter(header.table.kind_of).items():
+                dtypes[header.table.kinds[kind][0]] += count
+        self.coverage.dtypes = dict(sorted(dtypes.items()))
+        total = self.checkpoint.index.total_size
+        found = sum(header.table.n_bytes for header in self.headers.values())
+        if total is not None and total != found:
+            # With tensors absent this follows from them; it stands here to catch what they do not.
+            got, need = f"{found} bytes by the headers", f"{total} by the index"
+            self.find("total_size", "", "", got, need)
+
+
+def _flat(counts: dict[str, list[int]]) -> Iterator[tuple[str, int, int, int]]:
+    for module, (expected, sound, n_bytes) in counts.items():
+        yield module, expected, sound, n_bytes
 
 
 def _check_graph(checkpoint: Checkpoint, coverage: Coverage, claimed: set[str]) -> None:
@@ -243,33 +304,3 @@ def _check_graph(checkpoint: Checkpoint, coverage: Coverage, claimed: set[str]) 
         coverage.findings.append(
             Finding("unknown leaf", "", leaf, "read by the graph", "a row of the weight table")
         )
-
-
-def write_coverage(path: Path, coverage: Coverage) -> str:
-    """Write a coverage artifact and return its digest."""
-    rows, findings = coverage.modules, coverage.findings
-    layers = [-1 if row.layer is None else row.layer for row in rows]
-
-    def column(values: list[int], unit: str = "") -> Dataset:
-        return Dataset(np.array(values, dtype="<i8"), ("module",), unit)
-
-    datasets = {
-        "modules/layer": column(layers, "0-based, -1 outside"),
-        "modules/module": Dataset([row.module for row in rows], ("module",)),
-        "modules/expected": column([row.expected for row in rows], "tensors"),
-        "modules/sound": column([row.sound for row in rows], "tensors"),
-        "modules/bytes": column([row.n_bytes for row in rows], "bytes"),
-        **{
-            f"findings/{key}": Dataset([getattr(entry, key) for entry in findings], ("finding",))
-            for key in Finding._fields
-        },
-    }
-    attrs = {
-        "whole": coverage.is_whole,
-        "vision_tensors": coverage.vision.found,
-        "vision_bytes": coverage.vision.n_bytes,
-    }
-    source = coverage.identity or "unknown: a file could not be read"
-    kind = "checkpoint" if coverage.tp is None else "shards"
-    inputs = [InputRef("checkpoint", kind, coverage.path.name, source)]
-    return write_artifact(path, "coverage", COVERAGE_SCHEMA, datasets, attrs, inputs)

@@ -274,19 +274,40 @@ def _expert_specs(config: K3Config, base: TensorSpec, experts: range) -> Iterato
         yield TensorSpec(name, dtype, shape, split, live, row, layer, expert, leaf)
 
 
+def layer_tensors(config: K3Config, layer: int | None) -> Iterator[TensorSpec]:
+    """Yield the tensors of one layer in table order, or those outside the layers for None."""
+    if layer is None:
+        yield from (_spec(config, row, None) for row in TABLE if row.where is Where.GLOBAL)
+        return
+    for row in TABLE:
+        if _stands(row, config, layer):
+            spec = _spec(config, row, layer)
+            if row.where is Where.EXPERT:
+                yield from _expert_specs(config, spec, range(config.num_experts))
+            else:
+                yield spec
+
+
 def expected_tensors(config: K3Config) -> Iterator[TensorSpec]:
     """Yield every tensor the text model reads: global ones, then layer by layer in table order."""
+    for layer in (None, *config.layers):
+        yield from layer_tensors(config, layer)
+
+
+def layer_rows(config: K3Config, layer: int | None) -> Iterator[tuple[TensorSpec, int]]:
+    """Yield one spec for each row of the table that stands in a layer, and how many there are.
+
+    All experts of a row share the spec of expert 0.
+    """
     for row in TABLE:
-        if row.where is Where.GLOBAL:
-            yield _spec(config, row, None)
-    for layer in config.layers:
-        for row in TABLE:
-            if _stands(row, config, layer):
-                spec = _spec(config, row, layer)
-                if row.where is Where.EXPERT:
-                    yield from _expert_specs(config, spec, range(config.num_experts))
-                else:
-                    yield spec
+        if layer is None and row.where is Where.GLOBAL:
+            yield _spec(config, row, None), 1
+        elif layer is not None and _stands(row, config, layer):
+            spec = _spec(config, row, layer)
+            if row.where is Where.EXPERT:
+                yield next(_expert_specs(config, spec, range(1))), config.num_experts
+            else:
+                yield spec, 1
 
 
 def expected_leaves(config: K3Config) -> set[str]:
