@@ -8,13 +8,9 @@ from typing import Any
 
 import click
 
-from k3tool.checkpoint.coverage import (
-    FINDING_KINDS,
-    Coverage,
-    ModuleCount,
-    check_coverage,
-)
+from k3tool.checkpoint.coverage import Coverage, ModuleCount, check_coverage
 from k3tool.checkpoint.coverage_artifact import write_coverage
+from k3tool.checkpoint.findings import FINDING_KINDS
 from k3tool.errors import ArtifactError
 from k3tool.model.config import K3Config
 from k3tool.model.graph import weight_leaves
@@ -105,11 +101,10 @@ def finding_lines(coverage: Coverage, verbose: bool) -> list[str]:
     """Return one line per finding, capped per kind unless verbose."""
     lines: list[str] = []
     shown: Counter[str] = Counter()
-    for kind, file, name, got, need in coverage.findings:
-        shown[kind] += 1
-        if verbose or shown[kind] <= FINDINGS_SHOWN:
-            place = ": ".join(part for part in (file, name) if part)
-            lines.append(f"{kind}: {place or coverage.path}: got {got}, need {need}")
+    for finding in coverage.findings:
+        shown[finding.kind] += 1
+        if verbose or shown[finding.kind] <= FINDINGS_SHOWN:
+            lines.append(f"{finding.kind}: {finding.text()}")
     if verbose:
         return lines
     more = [kind for kind in FINDING_KINDS if shown[kind] > FINDINGS_SHOWN]

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
+from k3tool.checkpoint.findings import Finding, file_finding
 from k3tool.checkpoint.headers import Header, TensorInfo
 from k3tool.checkpoint.layer_match import LayerMatcher
 from k3tool.checkpoint.reader import Checkpoint
@@ -25,23 +26,6 @@ from k3tool.model.weights import (
     rank_spec,
     shape_fault,
 )
-
-# What can be wrong, in the order of a report. Any of them means: not whole.
-FINDING_KINDS = (
-    "damaged file", "missing file", "unlisted file", "missing", "unindexed", "mis-placed",
-    "duplicate", "mis-typed", "mis-shaped", "unclaimed", "total_size", "unread leaf",
-    "unknown leaf",
-)  # fmt: skip
-
-
-class Finding(NamedTuple):
-    """One thing that is wrong; `file` and `name` are empty where they mean nothing."""
-
-    kind: str
-    file: str
-    name: str
-    got: str
-    need: str
 
 
 class ModuleCount(NamedTuple):
@@ -121,7 +105,7 @@ def coverage_of(checkpoint: Checkpoint, claimed: Iterable[str]) -> Coverage:
     _Comparison(checkpoint, coverage).run()
     _check_graph(checkpoint, coverage, set(claimed))
     coverage.idle = sorted(idle_leaves(checkpoint.config))
-    coverage.findings.sort(key=lambda f: (FINDING_KINDS.index(f.kind), f.file, f.name))
+    coverage.findings.sort(key=lambda finding: finding.order)
     return coverage
 
 
@@ -168,7 +152,8 @@ class _Comparison:
             try:
                 header = self.checkpoint.header(name)
             except ArtifactError as error:
-                self.find("damaged file", name, "", f"{error.object}: {error.got}", str(error.need))
+                damage = file_finding("damaged file", path, name, error)
+                self.coverage.findings.append(damage)
                 continue
             if name in listed:
                 self.headers[name] = header
@@ -253,7 +238,7 @@ class _Comparison:
                 others = {other.file for other in infos if other.file not in stray}
                 if file in self.explained or len(others) > 1:
                     got = f"also in {info.file}"
-                    self.find("duplicate", file or infos[0].file, name, got, "one file for it")
+                    self.find("duplicated", file or infos[0].file, name, got, "one file for it")
 
     def _check_others(self, expected: set[str]) -> None:
         """Find tensors that nobody reads, and count the image side apart."""

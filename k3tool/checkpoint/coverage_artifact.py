@@ -5,7 +5,8 @@ from pathlib import Path
 import numpy as np
 
 from k3tool.artifact import Dataset, InputRef, write_artifact
-from k3tool.checkpoint.coverage import Coverage, Finding
+from k3tool.checkpoint.coverage import Coverage
+from k3tool.checkpoint.findings import Finding
 
 COVERAGE_SCHEMA = 1
 
