@@ -11,7 +11,11 @@ from typing import Any
 import click
 from tqdm import tqdm
 
-from k3tool.checkpoint.shard_writer import Progress, ShardsInfo, shard_checkpoint
+from k3tool.checkpoint.shard_check import CheckInfo, check_shards
+from k3tool.checkpoint.shard_mpi import shard_mpi
+from k3tool.checkpoint.shard_threads import Progress
+from k3tool.checkpoint.shard_writer import ShardsInfo, shard_checkpoint
+from k3tool.errors import UnsoundError
 from stages import options
 
 
@@ -26,11 +30,16 @@ class Options:
     force: bool = False
     keep_vision: bool = False
     jobs: int | None = None
+    mpi: bool = False
 
 
-def run(opts: Options, progress: Progress | None = None) -> ShardsInfo:
-    """Write the shards; see k3tool.checkpoint.shard_writer.shard_checkpoint."""
-    return shard_checkpoint(
+def run(opts: Options, progress: Progress | None = None) -> ShardsInfo | None:
+    """Write the shards; see k3tool.checkpoint.shard_writer.shard_checkpoint.
+
+    None is returned by all MPI processes but the first.
+    """
+    write = shard_mpi if opts.mpi else shard_checkpoint
+    return write(
         opts.checkpoint,
         opts.tp,
         opts.output,
@@ -109,10 +118,73 @@ def summary_lines(info: ShardsInfo, verbose: bool) -> list[str]:
     return [*lines, f"digest {info.digest}"]
 
 
+# -- check -------------------------------------------------------------------------------------
+
+SHOWN_FAULTS = 20
+
+
+def check_lines(info: CheckInfo, verbose: bool) -> list[str]:
+    """Return one line a fault, what was not here to compare, and the sum."""
+    shown = info.faults if verbose else info.faults[:SHOWN_FAULTS]
+    lines = [
+        f"FAIL    {'shards.h5' if fault.rank < 0 else f'rank {fault.rank}'}: {fault.name}: "
+        f"got {fault.got}, need {fault.need}"
+        for fault in shown
+    ]
+    if len(shown) < len(info.faults):
+        lines.append(f"        and {len(info.faults) - len(shown)} more (--verbose names them)")
+    if info.missing:
+        lines.append(
+            f"NOT RUN ranks {', '.join(map(str, info.missing))}: their folders are not here"
+        )
+    whole = "all ranks here are their source ranges" if not info.faults else "ranks differ"
+    return [
+        *lines,
+        f"{'FAIL' if info.faults else 'PASS'}    {whole}: {len(info.ranks)} of {info.tp} ranks, "
+        f"{info.n_tensors} tensors and {info.rank_bytes} bytes each "
+        f"({info.replicated_bytes} replicated), {info.dropped_bytes} source bytes dropped",
+    ]
+
+
+def check_as_dict(info: CheckInfo) -> dict[str, Any]:
+    """Return the comparison as plain values for `--json`."""
+    return {
+        "shards": str(info.path),
+        "tp": info.tp,
+        "ranks": list(info.ranks),
+        "missing_ranks": list(info.missing),
+        "tensors": info.n_tensors,
+        "compared_bytes": info.n_bytes,
+        "replicated_bytes": info.replicated_bytes,
+        "dropped_bytes": info.dropped_bytes,
+        "faults": [fault._asdict() for fault in info.faults],
+        "sound": not info.faults,
+    }
+
+
+def _check(shards: Path, checkpoint: Path, jobs: int | None, as_json: bool, verbose: bool) -> None:
+    with _progress_bar("check") as progress:
+        info = check_shards(shards, checkpoint, jobs, progress)
+    if as_json:
+        click.echo(json.dumps(check_as_dict(info), indent=1))
+    else:
+        click.echo("\n".join(check_lines(info, verbose)))
+    if info.faults:
+        raise UnsoundError(
+            str(shards),
+            got=f"{len(info.faults)} slices or records that differ",
+            need="the bytes of the checkpoint",
+            hint="shard those ranks again with --rank and --force",
+        )
+
+
+# -- command line ------------------------------------------------------------------------------
+
+
 @click.command(name="shard")
 @click.argument("checkpoint", type=options.PATH)
-@options.tp(required=True)
-@options.output("the shards folder")
+@options.tp()
+@options.output("the shards folder", required=False)
 @click.option(
     "--rank",
     "ranks",
@@ -126,18 +198,27 @@ def summary_lines(info: ShardsInfo, verbose: bool) -> list[str]:
     "--jobs",
     type=click.IntRange(min=1),
     metavar="N",
-    help="Files to write at a time. Default: one a CPU, at most 4.",
+    help="Files to work on at a time. Default: one a CPU, at most 4.",
+)
+@click.option("--mpi", is_flag=True, help="Under mpirun: spread the ranks over the processes.")
+@click.option(
+    "--check",
+    type=options.PATH,
+    metavar="SHARDS",
+    help="Write nothing: compare these shards with CHECKPOINT, byte for byte.",
 )
 @options.force()
 @options.as_json()
 @options.verbose()
 def command(
     checkpoint: Path,
-    tp: int,
-    output: Path,
+    tp: int | None,
+    output: Path | None,
     ranks: tuple[int, ...],
     keep_vision: bool,
     jobs: int | None,
+    mpi: bool,
+    check: Path | None,
     force: bool,
     as_json: bool,
     verbose: bool,
@@ -146,16 +227,27 @@ def command(
 
     Each rank folder opens with the stock safetensors library; shards.h5 says where every source
     byte went. A run that was killed goes on where it was when the same command is given again.
+    Nodes may each write their own ranks: the folders are one set once they lie together.
 
     \b
     Example:
       k3tool shard CKPT --tp 8 -o SHARDS
       k3tool shard CKPT --tp 8 --rank 0 -o SHARDS
+      mpirun -n 8 k3tool shard CKPT --tp 8 -o SHARDS --mpi
+      k3tool shard --check SHARDS CKPT
     """
+    if check is not None:
+        if tp or output or ranks or keep_vision or mpi or force:
+            raise click.UsageError("--check takes SHARDS and CHECKPOINT alone: it writes nothing")
+        _check(check, checkpoint, jobs, as_json, verbose)
+        return
+    if tp is None or output is None:
+        raise click.UsageError("Missing option '--tp'" if tp is None else "Missing option '-o'")
+    opts = Options(checkpoint, tp, output, ranks or None, force, keep_vision, jobs, mpi)
     with _progress_bar("shard") as progress:
-        info = run(
-            Options(checkpoint, tp, output, ranks or None, force, keep_vision, jobs), progress
-        )
+        info = run(opts, progress)
+    if info is None:
+        return  # process 0 speaks for all
     if as_json:
         click.echo(json.dumps(as_dict(info), indent=1))
     else:

@@ -6,8 +6,8 @@ that stands from a killed run is read again and compared with its recorded hashe
 
 import contextlib
 import hashlib
-import threading
 from collections.abc import Iterator, Mapping
+from io import RawIOBase
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,6 +17,7 @@ import numpy.typing as npt
 from k3tool.checkpoint.headers import TensorInfo
 from k3tool.checkpoint.safetensors_writer import SafetensorsWriter, safetensors_header
 from k3tool.checkpoint.shard_plan import Entry, FileJob, ShardPlan, rank_layout, rank_metadata
+from k3tool.checkpoint.shard_threads import Tally
 from k3tool.errors import ArtifactError
 from k3tool.model.weights import Split, rank_slice
 
@@ -24,31 +25,6 @@ Array = npt.NDArray[Any]
 BLOCK_BYTES = 8 << 20  # large enough for full disk speed, small enough for many jobs
 SHA256_BYTES = 32
 SCALE_REFUSED_FROM = 253  # numerics rule 4: such a group would leave binary32's range or be NaN
-
-
-class Stopped(Exception):
-    """Another file failed or the user interrupted: this one is given up."""
-
-
-class Tally:
-    """Count the bytes done by all threads, and carry the word to stop to them."""
-
-    def __init__(self) -> None:
-        """Start at nothing."""
-        self.done = 0
-        self._lock = threading.Lock()
-        self._stop = threading.Event()
-
-    def add(self, n_bytes: int) -> None:
-        """Count bytes. Raises: Stopped when someone asked for it."""
-        if self._stop.is_set():
-            raise Stopped
-        with self._lock:
-            self.done += n_bytes
-
-    def stop(self) -> None:
-        """Make every thread end at its next block."""
-        self._stop.set()
 
 
 class FileRecord(NamedTuple):
@@ -216,38 +192,36 @@ def stands(
     plan: ShardPlan, job: FileJob, record: FileRecord, folders: Mapping[int, Path], tally: Tally
 ) -> bool:
     """Return whether every rank holds a job's file with the recorded bytes, by reading them all."""
-    before = tally.done
+    read = 0
     for rank, folder in folders.items():
         header = safetensors_header(rank_layout(job), rank_metadata(plan, rank))
         if not _file_stands(folder / job.name, header, job, record.sha256.get(rank, b""), tally):
-            tally.done = before
+            tally.add(-read)
             return False
+        read += job.n_bytes
     return True
 
 
 def _file_stands(path: Path, header: bytes, job: FileJob, sha256: bytes, tally: Tally) -> bool:
+    if len(sha256) != SHA256_BYTES * len(job.entries):
+        return False
     try:
         with path.open("rb", buffering=0) as file:
             if path.stat().st_size != len(header) + job.n_bytes or file.read(len(header)) != header:
                 return False
-            return all(
-                _read_sha256(file, entry.part.n_bytes, tally) == sha256[at : at + SHA256_BYTES]
-                for at, entry in zip(
-                    range(0, len(sha256) or 1, SHA256_BYTES), job.entries, strict=True
-                )
-            )
-    except (OSError, ValueError):
+            found = [_read_sha256(file, entry.part.n_bytes) for entry in job.entries]
+    except OSError:
         return False
+    if b"".join(found) != sha256:
+        return False
+    tally.add(job.n_bytes)
+    return True
 
 
-def _read_sha256(file: Any, n_bytes: int, tally: Tally) -> bytes:
+def _read_sha256(file: RawIOBase, n_bytes: int) -> bytes:
     digest = hashlib.sha256()
     left = n_bytes
-    while left:
-        block = file.read(min(BLOCK_BYTES, left))
-        if not block:
-            break
+    while left and (block := file.read(min(BLOCK_BYTES, left))):
         digest.update(block)
         left -= len(block)
-        tally.add(len(block))
     return digest.digest()

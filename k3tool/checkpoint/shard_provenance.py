@@ -7,12 +7,16 @@ import hashlib
 from array import array
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from k3tool.artifact import Dataset, InputRef, write_artifact
 from k3tool.checkpoint.shard_plan import ShardPlan
 from k3tool.checkpoint.shards import RANK_NAME, RANK_SCHEMA, SHARDS_NAME, SHARDS_SCHEMA
+
+Array = npt.NDArray[Any]
 
 
 def write_set(plan: ShardPlan, folder: Path, path: Path) -> str:
@@ -53,11 +57,33 @@ def _column(
     return Dataset(np.array(values, dtype=dtype), (axis,), unit)
 
 
-def _coded(values: Sequence[str]) -> tuple[list[str], Dataset]:
+def _coded(values: Sequence[str]) -> tuple[list[str], list[int]]:
     """Return the distinct words and each row's number among them: half a million words are slow."""
     words = sorted(set(values))
     number = {word: code for code, word in enumerate(words)}
-    return words, _column([number[value] for value in values], "u1")
+    return words, [number[value] for value in values]
+
+
+# Columns of `tensors/` that follow from checkpoint and degree alone: (dtype in the file, unit).
+PLAN_COLUMNS = {
+    "layer": ("<i4", "0-based, -1 outside"),
+    "axis": ("<i4", ""),
+    "extent": ("<u8", "rows or columns"),
+    "source_file": ("<u4", ""),
+    "source_offset": ("<u8", "bytes"),
+    "source_bytes": ("<u8", "bytes"),
+    "rank_bytes": ("<u8", "bytes"),
+}
+# And those that follow from how files are cut.
+_FILE_COLUMNS = {"rank_file": ("<u4", ""), "rank_offset": ("<u8", "bytes of data")}
+
+
+def plan_columns(plan: ShardPlan) -> dict[str, Array]:
+    """Return the columns that the plan alone settles, by name."""
+    return {
+        name: np.array(getattr(plan.rows, name), dtype=dtype)
+        for name, (dtype, _) in PLAN_COLUMNS.items()
+    }
 
 
 def _tensor_columns(plan: ShardPlan) -> dict[str, Dataset]:
@@ -72,17 +98,12 @@ def _tensor_columns(plan: ShardPlan) -> dict[str, Dataset]:
         "dtypes": Dataset(dtypes, ("word",)),
         "splits": Dataset(splits, ("word",)),
         "tensors/name": Dataset(rows.name, ("tensor",)),
-        "tensors/dtype": dtype,
-        "tensors/split": split,
-        "tensors/layer": _column(rows.layer, "<i4"),
-        "tensors/axis": _column(rows.axis, "<i4"),
-        "tensors/extent": _column(rows.extent, "<u8", unit="rows or columns"),
-        "tensors/source_file": _column(rows.source_file, "<u4"),
-        "tensors/source_offset": _column(rows.source_offset, "<u8", unit="bytes"),
-        "tensors/source_bytes": _column(rows.source_bytes, "<u8", unit="bytes"),
-        "tensors/rank_file": _column(rows.rank_file, "<u4"),
-        "tensors/rank_offset": _column(rows.rank_offset, "<u8", unit="bytes of data"),
-        "tensors/rank_bytes": _column(rows.rank_bytes, "<u8", unit="bytes"),
+        "tensors/dtype": _column(dtype, "u1"),
+        "tensors/split": _column(split, "u1"),
+        **{
+            f"tensors/{name}": _column(getattr(rows, name), dtype, unit=unit)
+            for name, (dtype, unit) in {**PLAN_COLUMNS, **_FILE_COLUMNS}.items()
+        },
     }
 
 

@@ -66,7 +66,7 @@ def _degree(names: Sequence[str]) -> int:
 def publish(
     work: Work, out: Path, digest: str, names: Sequence[str], every: Sequence[str], force: bool
 ) -> None:
-    """Give the finished work its name and remove the work folder.
+    """Give the finished work its name; what it replaces then lies in the work folder.
 
     `digest` is that of the work's shards.h5. Raises: UsageError where the output has become
     something else meanwhile; OSError.
@@ -83,7 +83,6 @@ def publish(
                 raise
             work.moves.unlink()  # another node was first: look again
     fsync(out.parent)
-    work.remove()
 
 
 def is_published(work: Work, out: Path) -> bool:

@@ -9,7 +9,6 @@ import contextlib
 import os
 import shutil
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,18 +16,16 @@ from k3tool.artifact import canonical_json
 from k3tool.atomic import atomic_path
 from k3tool.checkpoint.index import INDEX_NAME
 from k3tool.checkpoint.reader import Checkpoint
-from k3tool.checkpoint.shard_copy import FileRecord, Stopped, Tally, stands, write_file
+from k3tool.checkpoint.shard_copy import FileRecord, stands, write_file
 from k3tool.checkpoint.shard_journal import Work, locked, work_path
 from k3tool.checkpoint.shard_plan import VISION_REASON, FileJob, ShardPlan, plan_shards
 from k3tool.checkpoint.shard_provenance import write_rank, write_set
 from k3tool.checkpoint.shard_publish import check_output, is_published, publish
+from k3tool.checkpoint.shard_threads import Progress, Tally, each
 from k3tool.checkpoint.shards import SHARDS_NAME, SIDE_FILES, rank_folder_name
 from k3tool.errors import ArtifactError, K3Error, UsageError
 
-Progress = Callable[[int, int], None]  # (bytes written or found written so far, bytes to write)
 Say = Callable[[str], None]
-DEFAULT_JOBS = 4  # files at a time; one thread hashes about 1 GB/s, an SSD takes more
-_POLL_SECONDS = 0.2
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,8 +78,11 @@ def shard_checkpoint(
         job.make_plan(keep_vision, max_file_bytes)
         with job.working():
             job.prepare()
+            job.check_space(job.need_bytes())
             job.write(jobs, progress)
-            return job.publish()
+            job.publish()
+            job.tidy()
+            return job.info()
 
 
 def chosen_ranks(tp: int, ranks: Sequence[int] | None) -> tuple[int, ...]:
@@ -95,7 +95,7 @@ def chosen_ranks(tp: int, ranks: Sequence[int] | None) -> tuple[int, ...]:
 
 
 class ShardJob:
-    """One process's share of the work, step by step: make_plan, prepare, write, publish.
+    """One process's share of the work, step by step: make_plan, prepare, write, publish, tidy.
 
     `every` are the ranks of the whole job where several processes share it.
     """
@@ -162,7 +162,7 @@ class ShardJob:
     # -- before the first byte -----------------------------------------------------------------
 
     def prepare(self) -> None:
-        """Claim the work folder for this very work and check that the disk has the room."""
+        """Claim the work folder for this very work."""
         candidate = self.work.candidate
         shutil.rmtree(candidate, ignore_errors=True)
         candidate.mkdir()
@@ -182,7 +182,6 @@ class ShardJob:
         if resumes:
             n_files = self.work.finished_files()
             self._say(f"going on from {self.work.path}: {n_files} files are there, checking them")
-        self._check_space()
 
     def _begin(self, digest: str) -> bool:
         """Claim the work folder for this very work; return whether a killed run goes on."""
@@ -211,16 +210,21 @@ class ShardJob:
                 _write_bytes(folder / name, (self.checkpoint.path / name).read_bytes())
         return write_set(self.plan, folder, folder / SHARDS_NAME)
 
-    def _check_space(self) -> None:
-        """Refuse before the first byte what will not fit beside the old output."""
+    def need_bytes(self) -> int:
+        """Return the disk space that the rest of the work takes, beside the old output."""
+        if self.work.moves.exists():
+            return 0
         there = sum(path.stat().st_size for path in self.work.set.rglob("*.safetensors"))
-        need = max(0, self.plan.need_bytes * len(self.ranks) - there)
+        return max(0, self.plan.need_bytes * len(self.ranks) - there)
+
+    def check_space(self, need: int) -> None:
+        """Refuse before the first byte what will not fit."""
         have = free_bytes(self.work.path)
         if need > have:
             raise K3Error(
                 str(self.path.parent),
                 got=f"{have} bytes free",
-                need=f"{need} bytes for {len(self.ranks)} ranks",
+                need=f"{need} bytes for {len(self.every)} ranks",
                 hint="free some, or write fewer ranks here with --rank",
             )
 
@@ -231,32 +235,8 @@ class ShardJob:
         if self.work.moves.exists():
             return
         total = self.plan.rank_bytes * len(self.ranks)
-        pending: set[Future[None]] = set()
-        n_jobs = jobs or default_jobs()
-        with ThreadPoolExecutor(n_jobs, "shard") as pool:
-            try:
-                for job in self.plan.jobs():
-                    while len(pending) > n_jobs:
-                        pending = self._wait(pending, progress, total)
-                    pending.add(pool.submit(self._one, job))
-                while pending:
-                    pending = self._wait(pending, progress, total)
-            except BaseException:
-                self._tally.stop()
-                pool.shutdown(wait=True, cancel_futures=True)
-                raise
+        each(self.plan.jobs(), self._one, self._tally, jobs, progress, total)
         self._finish_ranks()
-
-    def _wait(
-        self, pending: set[Future[None]], progress: Progress | None, total: int
-    ) -> set[Future[None]]:
-        done, left = wait(pending, timeout=_POLL_SECONDS, return_when=FIRST_COMPLETED)
-        if progress is not None:
-            progress(self._tally.done, total)
-        errors = [error for future in done if (error := future.exception()) is not None]
-        for error in sorted(errors, key=lambda error: isinstance(error, Stopped)):
-            raise error
-        return left
 
     def _one(self, job: FileJob) -> None:
         folders = {
@@ -296,9 +276,16 @@ class ShardJob:
 
     # -- naming it -----------------------------------------------------------------------------
 
-    def publish(self) -> ShardsInfo:
-        """Give the finished shards their name and return what they are."""
+    def publish(self) -> None:
+        """Give the finished shards their name."""
         publish(self.work, self.out, self.digest, self.names, self.every, self.force)
+
+    def tidy(self) -> None:
+        """Remove the work folder, and in it the old output."""
+        self.work.remove()
+
+    def info(self) -> ShardsInfo:
+        """Return what the finished shards are."""
         plan = self.plan
         images = [row for row in plan.dropped if row.reason == VISION_REASON]
         image_bytes = sum(row.n_bytes for row in images)
@@ -321,11 +308,6 @@ class ShardJob:
             dropped_bytes=image_bytes,
             padding_bytes=padding_bytes,
         )
-
-
-def default_jobs() -> int:
-    """Return how many files are written at a time."""
-    return min(DEFAULT_JOBS, os.cpu_count() or 1)
 
 
 def free_bytes(folder: Path) -> int:

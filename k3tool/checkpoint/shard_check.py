@@ -1,0 +1,252 @@
+"""Prove that every byte of a checkpoint arrived: each rank slice against its own source range.
+
+It works out again from the weight table where each byte belongs, so that a fault of the writer or
+of its records shows, and reads both sides whole. A slice with another rank's range is named so.
+"""
+
+import hashlib
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from k3tool.artifact import Artifact, open_artifact
+from k3tool.checkpoint.headers import TensorInfo
+from k3tool.checkpoint.reader import Checkpoint
+from k3tool.checkpoint.shard_copy import BLOCK_BYTES, SHA256_BYTES
+from k3tool.checkpoint.shard_plan import Entry, FileJob, ShardPlan, plan_shards
+from k3tool.checkpoint.shard_provenance import PLAN_COLUMNS, plan_columns
+from k3tool.checkpoint.shard_threads import Progress, Tally, each
+from k3tool.checkpoint.shards import (
+    RANK_NAME,
+    RANK_SCHEMA,
+    SHARDS_NAME,
+    SHARDS_SCHEMA,
+    rank_folder_name,
+    rank_folders,
+)
+from k3tool.errors import ArtifactError
+from k3tool.model.weights import rank_slice
+
+Array = npt.NDArray[Any]
+
+
+class Fault(NamedTuple):
+    """One thing that is wrong; `rank` is -1 for the provenance of all ranks."""
+
+    rank: int
+    name: str
+    got: str
+    need: str
+
+
+@dataclass(slots=True)
+class CheckInfo:
+    """What was compared: ranks that are here, ranks that are not, bytes of all rank slices."""
+
+    path: Path
+    tp: int
+    ranks: tuple[int, ...]
+    missing: tuple[int, ...]
+    n_tensors: int
+    n_bytes: int
+    rank_bytes: int
+    replicated_bytes: int
+    dropped_bytes: int
+    faults: list[Fault] = field(default_factory=list)
+
+
+def check_shards(
+    shards_path: str | Path,
+    ckpt_path: str | Path,
+    jobs: int | None = None,
+    progress: Progress | None = None,
+) -> CheckInfo:
+    """Compare shards with the checkpoint they were made from, byte for byte.
+
+    Raises: ArtifactError when either cannot be read, or the shards are of another checkpoint.
+    """
+    path = Path(shards_path)
+    with (
+        open_artifact(path / SHARDS_NAME, "shards", SHARDS_SCHEMA) as artifact,
+        Checkpoint.open(ckpt_path) as checkpoint,
+    ):
+        identity = str(artifact.attrs["checkpoint_identity"])
+        if checkpoint.identity != identity:
+            raise ArtifactError(
+                f"{path / SHARDS_NAME}: checkpoint",
+                got=f"{identity[:16]}..",
+                need=f"{checkpoint.identity[:16]}.. of {ckpt_path}",
+                hint="name the checkpoint that the shards were made from",
+            )
+        tp = int(artifact.attrs["tp"])
+        plan = plan_shards(checkpoint, tp, bool(artifact.params["keep_vision"]))
+        check = _Check(path, plan, artifact)
+        check.run(jobs, progress)
+        return check.info
+
+
+class _Check:
+    """The state of one comparison; `_entry` runs on threads."""
+
+    def __init__(self, path: Path, plan: ShardPlan, artifact: Artifact) -> None:
+        self.plan, self.artifact = plan, artifact
+        self.tally = Tally()
+        held = rank_folders(path)
+        names = {rank_folder_name(rank, plan.tp): rank for rank in range(plan.tp)}
+        ranks = tuple(sorted(names[name] for name in held if name in names))
+        if not ranks:
+            raise ArtifactError(str(path), got="no rank folder", need="at least one of them")
+        self.folders = {rank: path / rank_folder_name(rank, plan.tp) for rank in ranks}
+        self.ranks: dict[int, Checkpoint] = {}
+        self.rows = {name: row for row, name in enumerate(artifact.read("tensors/name"))}
+        self.rank_files = artifact.read("rank_files")
+        self.rank_file = artifact.read("tensors/rank_file")
+        self.rank_offset = artifact.read("tensors/rank_offset")
+        self.sha256: dict[int, Array] = {}
+        self._lock = threading.Lock()
+        self.info = CheckInfo(
+            path=path,
+            tp=plan.tp,
+            ranks=ranks,
+            missing=tuple(rank for rank in range(plan.tp) if rank not in ranks),
+            n_tensors=len(plan.rows.name),
+            n_bytes=plan.rank_bytes * len(ranks),
+            rank_bytes=plan.rank_bytes,
+            replicated_bytes=plan.replicated_bytes,
+            dropped_bytes=sum(row.n_bytes for row in plan.dropped),
+        )
+
+    def run(self, jobs: int | None, progress: Progress | None) -> None:
+        for rank, folder in self.folders.items():
+            self.ranks[rank] = Checkpoint.open(folder)
+            with open_artifact(folder / RANK_NAME, "rank", RANK_SCHEMA) as artifact:
+                self.sha256[rank] = artifact.read("tensors/sha256")
+        try:
+            if self._provenance():
+                each(self.plan.jobs(), self._job, self.tally, jobs, progress, self.info.n_bytes)
+        finally:
+            for opened in self.ranks.values():
+                opened.close()
+        self.info.faults.sort()
+
+    def fault(self, rank: int, name: str, got: str, need: str) -> None:
+        with self._lock:
+            self.info.faults.append(Fault(rank, name, got, need))
+
+    def _provenance(self) -> bool:
+        """Compare what shards.h5 says with what the checkpoint's headers and the table give.
+
+        Return whether its rows are the checkpoint's tensors, so that slices can be looked up.
+        """
+        names = self.plan.rows.name
+        if list(self.rows) != names:
+            self.fault(-1, SHARDS_NAME, "other tensors", f"the {len(names)} of the checkpoint")
+            return False
+        wanted = plan_columns(self.plan)
+        for column in PLAN_COLUMNS:
+            found = self.artifact.read(f"tensors/{column}")
+            for row in np.nonzero(found != wanted[column])[0][:1]:
+                self.fault(-1, names[row], f"{column} {found[row]}", str(wanted[column][row]))
+        for rank, folder in self.ranks.items():
+            for name in sorted(set(folder.index.weight_map) - set(names)):
+                self.fault(rank, name, "a tensor the checkpoint does not have", "none")
+        return True
+
+    # -- one file, on a thread -----------------------------------------------------------------
+
+    def _job(self, job: FileJob) -> None:
+        for entry in job.entries:
+            for rank, folder in self.ranks.items():
+                self._slice(entry, rank, folder)
+                self.tally.add(entry.part.n_bytes)
+
+    def _slice(self, entry: Entry, rank: int, folder: Checkpoint) -> None:
+        try:
+            info = folder.tensor_info(entry.spec.name)
+        except ArtifactError as error:
+            self.fault(rank, entry.spec.name, str(error.got), str(error.need))
+            return
+        need = (entry.part.dtype, entry.part.shape)
+        if (info.dtype, info.shape) != need:
+            self.fault(
+                rank, info.name, f"{info.dtype} {list(info.shape)}", f"{need[0]} {list(need[1])}"
+            )
+            return
+        self._place(rank, folder, info)
+        digest, at = hashlib.sha256(), -1
+        for offset, ours, source in self._pairs(entry, rank, folder, info):
+            digest.update(ours.data)
+            if at < 0 and not np.array_equal(ours, source):
+                at = offset + int(np.argmax(ours != source))
+        if at >= 0:
+            self.fault(
+                rank,
+                info.name,
+                self._whose(entry, rank, folder, info, at),
+                _range(self, entry, rank),
+            )
+        recorded = self.sha256[rank][self.rows[info.name]].tobytes()
+        if at < 0 and digest.digest() != recorded[:SHA256_BYTES]:
+            self.fault(
+                rank,
+                info.name,
+                f"sha256 {digest.hexdigest()[:16]}..",
+                f"{recorded.hex()[:16]}.. by {RANK_NAME}",
+            )
+
+    def _place(self, rank: int, folder: Checkpoint, info: TensorInfo) -> None:
+        """Compare where a slice lies with where shards.h5 says it lies."""
+        row = self.rows[info.name]
+        recorded = (self.rank_files[self.rank_file[row]], int(self.rank_offset[row]))
+        start = folder.header(info.file).data_start
+        if (info.file, info.offset - start) != recorded:
+            got = f"{info.file} at {info.offset - start}"
+            self.fault(rank, info.name, got, f"{recorded[0]} at {recorded[1]} by {SHARDS_NAME}")
+
+    def _whose(self, entry: Entry, rank: int, folder: Checkpoint, info: TensorInfo, at: int) -> str:
+        """Say what a wrong slice holds: another rank's range, or bytes from nowhere."""
+        axis = rank_slice(entry.spec, self.plan.tp, 0).axis
+        for other in range(self.plan.tp) if axis is not None else ():
+            pairs = self._pairs(entry, other, folder, info)
+            if other != rank and all(np.array_equal(a, b) for _, a, b in pairs):
+                return f"rank {other}'s {_range(self, entry, other)}"
+        return f"other bytes from byte {at} on"
+
+    def _pairs(
+        self, entry: Entry, rank: int, folder: Checkpoint, info: TensorInfo
+    ) -> Iterator[tuple[int, Array, Array]]:
+        """Yield (offset, bytes of the rank's file, bytes of `rank`'s source range) in blocks."""
+        n_rows = entry.part.shape[0] if entry.part.shape else 1
+        width = entry.part.n_bytes // n_rows if n_rows else 0
+        axis = rank_slice(entry.spec, self.plan.tp, 0).axis
+        row_bytes = width * self.plan.tp if axis == 1 else width
+        step = max(1, BLOCK_BYTES // row_bytes) if row_bytes else 1
+        first = rank * n_rows if axis == 0 else 0
+        for row in range(0, n_rows, step):
+            count = min(step, n_rows - row)
+            ours = _read(folder, info, row * width, count * width)
+            source = _read(
+                self.plan.checkpoint, entry.info, (first + row) * row_bytes, count * row_bytes
+            )
+            if axis == 1:
+                source = source.reshape(count, row_bytes)[:, rank * width : (rank + 1) * width]
+                source = source.reshape(-1)
+            yield row * width, ours, source
+
+
+def _read(checkpoint: Checkpoint, info: TensorInfo, offset: int, n_bytes: int) -> Array:
+    block = np.empty(n_bytes, dtype=np.uint8)
+    checkpoint.read_into(info, info.offset + offset, block.data)
+    return block
+
+
+def _range(check: _Check, entry: Entry, rank: int) -> str:
+    part = rank_slice(entry.spec, check.plan.tp, rank)
+    if part.axis is None:
+        return "all of the source tensor"
+    return f"{'columns' if part.axis else 'rows'} [{part.start}, {part.stop})"
