@@ -5,16 +5,20 @@ Values are not looked at. A layer that is all it has to be is accepted whole (la
 what is left is looked at tensor by tensor, so that half a million sound tensors cost no loop.
 """
 
+import os
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
+from k3tool.checkpoint.downloads import unfinished_downloads
 from k3tool.checkpoint.findings import Finding, file_finding
 from k3tool.checkpoint.headers import Header, TensorInfo
+from k3tool.checkpoint.index import INDEX_NAME
 from k3tool.checkpoint.layer_match import LayerMatcher
 from k3tool.checkpoint.reader import Checkpoint
+from k3tool.checkpoint.small_values import compare_copies, padding_fault
 from k3tool.errors import ArtifactError
 from k3tool.model.vision import expected_vision, is_vision
 from k3tool.model.weights import (
@@ -23,9 +27,12 @@ from k3tool.model.weights import (
     expected_leaves,
     idle_leaves,
     layer_tensors,
+    padded_tensors,
     rank_spec,
     shape_fault,
 )
+
+_OF_THE_MODEL = "a tensor of the model"
 
 
 class ModuleCount(NamedTuple):
@@ -124,6 +131,7 @@ class _Comparison:
         self.coverage.findings.append(Finding(kind, file, name, got, need))
 
     def run(self) -> None:
+        self.coverage.findings += unfinished_downloads(self.checkpoint.path)
         stray = list(self._read_headers())
         if not any(finding.kind.endswith("file") for finding in self.coverage.findings):
             self.coverage.identity = self.checkpoint.identity
@@ -135,6 +143,7 @@ class _Comparison:
         expected = self._check_layers(counts)
         self._check_duplicates({header.file for header in stray})
         self._check_others(expected)
+        self._check_padding()
         self._check_totals()
 
     # -- headers -------------------------------------------------------------------------------
@@ -143,21 +152,24 @@ class _Comparison:
         """Read all headers; yield those of files that the index does not list."""
         path, listed = self.checkpoint.path, set(self.checkpoint.index.files)
         for name in sorted(listed | {entry.name for entry in path.glob("*.safetensors")}):
-            if not (path / name).exists():
+            if not os.path.lexists(path / name):
                 self.find("missing file", name, "", "absent", "a file of the index")
                 continue
-            if name not in listed:
-                need = "no file beside the index's"
-                self.find("unlisted file", name, "", "not in the index", need)
             try:
                 header = self.checkpoint.header(name)
             except ArtifactError as error:
-                damage = file_finding("damaged file", path, name, error)
-                self.coverage.findings.append(damage)
-                continue
-            if name in listed:
+                if name in listed:
+                    damage = file_finding("damaged file", path, name, error)
+                    self.coverage.findings.append(damage)
+                    continue
+                header = None
+            if name not in listed:
+                need = "only files of the index"
+                self.find("unlisted file", name, "", "a file that is not in the index", need)
+            elif header is not None:
                 self.headers[name] = header
-            else:
+                continue
+            if header is not None:
                 yield header
 
     # -- whole layers --------------------------------------------------------------------------
@@ -212,14 +224,14 @@ class _Comparison:
         infos = self.held.get(spec.name, [])
         if not infos:
             known = file is None or file in self.headers
-            got = "absent" if known else "in a file that cannot be read"
+            got = "absent" if known else "a tensor in a file that cannot be read"
             self.find("missing", file or "", spec.name, got, f"{spec.dtype} {list(spec.shape)}")
             return None
         info = next((info for info in infos if info.file == file), infos[0])
         if file is None:
-            self.find("unindexed", info.file, spec.name, "absent from the index", info.file)
+            self._unindexed(info)
         elif info.file != file:
-            self.find("mis-placed", file, spec.name, f"found in {info.file}", file)
+            self._misplaced(info, file)
         elif need := dtype_fault(spec, info.dtype):
             self.find("mis-typed", file, spec.name, info.dtype, need)
         elif need := shape_fault(spec, info.shape):
@@ -227,6 +239,14 @@ class _Comparison:
         else:
             return info
         return None
+
+    def _unindexed(self, info: TensorInfo) -> None:
+        need = "every tensor of the file in it"
+        self.find("unindexed", info.file, info.name, "a tensor absent from the index", need)
+
+    def _misplaced(self, info: TensorInfo, file: str) -> None:
+        need = f"it in {file}, as the index says"
+        self.find("mis-placed", file, info.name, f"the tensor in {info.file}", need)
 
     def _check_duplicates(self, stray: set[str]) -> None:
         """Find tensors that two of the index's files hold; a stray file is one finding already."""
@@ -237,8 +257,23 @@ class _Comparison:
                     continue
                 others = {other.file for other in infos if other.file not in stray}
                 if file in self.explained or len(others) > 1:
-                    got = f"also in {info.file}"
-                    self.find("duplicated", file or infos[0].file, name, got, "one file for it")
+                    self._duplicated(file or infos[0].file, info)
+
+    def _duplicated(self, file: str, copy: TensorInfo) -> None:
+        first = self.headers[file].find(copy.name) if file in self.headers else None
+        how = "" if first is None else f", {compare_copies(self.checkpoint, first, copy)}"
+        self.find("duplicated", file, copy.name, f"another in {copy.file}{how}", "one of this name")
+
+    def _check_padding(self) -> None:
+        """Look behind the live heads of what is stored padded; a rank's part has no padding."""
+        for spec in padded_tensors(self.checkpoint.config) if self.checkpoint.tp is None else ():
+            header = self.headers.get(self.weight_map.get(spec.name, ""))
+            info = header.find(spec.name) if header else None
+            if info is None or dtype_fault(spec, info.dtype) or shape_fault(spec, info.shape):
+                continue  # said already
+            if (fault := padding_fault(self.checkpoint, spec, info)) is not None:
+                place = f"{spec.name}: element {fault.element}"
+                self.find("padding", info.file, place, fault.got, fault.need)
 
     def _check_others(self, expected: set[str]) -> None:
         """Find tensors that nobody reads, and count the image side apart."""
@@ -249,14 +284,26 @@ class _Comparison:
             if is_vision(name):
                 n_vision += 1
                 vision_bytes += info.n_bytes if info else 0
+                self._check_vision(name, info)
             elif self.weight_map.get(name) not in self.explained:
                 file = info.file if info else self.weight_map[name]
-                got = f"{info.dtype} {list(info.shape)}" if info else "only in the index"
-                self.find("unclaimed", file, name, got, "a tensor of the model")
+                got = f"{info.dtype} {list(info.shape)}" if info else "a name in the index alone"
+                self.find("unclaimed", file, name, f"{got} that nothing reads", _OF_THE_MODEL)
         described = sum(1 for _ in expected_vision(self.checkpoint.config))
         self.coverage.vision = VisionCount(
             0 if self.checkpoint.tp else described, n_vision, vision_bytes
         )
+
+    def _check_vision(self, name: str, info: TensorInfo | None) -> None:
+        """Nobody reads it, but what the index promises has to be there."""
+        file = self.weight_map.get(name)
+        if info is None:
+            if file in self.headers:
+                self.find("missing", file, name, "absent", "the tensor that the index promises")
+        elif file is None:
+            self._unindexed(info)
+        elif info.file != file:
+            self._misplaced(info, file)
 
     def _check_totals(self) -> None:
         dtypes: Counter[str] = Counter()
@@ -268,8 +315,8 @@ class _Comparison:
         found = sum(header.table.n_bytes for header in self.headers.values())
         if total is not None and total != found:
             # With tensors absent this follows from them; it stands here to catch what they do not.
-            got, need = f"{found} bytes by the headers", f"{total} by the index"
-            self.find("total_size", "", "", got, need)
+            got, need = f"{total} bytes", f"{found} bytes by the headers"
+            self.find("total_size", INDEX_NAME, "metadata.total_size", got, need)
 
 
 def _flat(counts: dict[str, list[int]]) -> Iterator[tuple[str, int, int, int]]:

@@ -73,6 +73,20 @@ class Header:
         """Return the tensors' names, in the order of the header."""
         return self.table.names if self.layer is None else self.table.names_at(self.layer)
 
+    def find(self, name: str) -> TensorInfo | None:
+        """Return where one tensor lies, without making the entries of all others."""
+        stored = name
+        if self.layer is not None:
+            stored = name.replace(f"layers.{self.layer}.", f"layers.{ANY_LAYER}.")
+        try:
+            row = self.table.names.index(stored)
+        except ValueError:
+            return None
+        dtype, shape = self.table.kinds[self.table.kind_of[row]]
+        n_bytes = math.prod(shape) * DTYPE_BYTES[dtype]
+        offset = self.data_start + self.table.starts[row]
+        return TensorInfo(name, dtype, shape, self.file, offset, n_bytes)
+
     @cached_property
     def tensors(self) -> dict[str, TensorInfo]:
         """Return where each tensor lies, by name."""

@@ -53,8 +53,11 @@ class Checkpoint:
         """Open a folder. Raises: ArtifactError naming what is absent, mixed or damaged."""
         path = Path(path)
         if not path.is_dir():
-            raise ArtifactError(str(path), got="no such folder", need="a checkpoint folder")
-        if not (path / "config.json").exists():
+            raise ArtifactError(
+                str(path), got="a file" if path.exists() else "no such folder",
+                need="a checkpoint folder", hint="name the folder that config.json lies in",
+            )  # fmt: skip
+        if not os.path.lexists(path / "config.json"):
             raise ArtifactError(
                 str(path), got="no config.json", need="a checkpoint folder", hint=_folder_hint(path)
             )
@@ -115,9 +118,10 @@ class Checkpoint:
     def _rank_position(self) -> tuple[int | None, int | None]:
         """Return (tp, rank) from the first file's metadata, where our shard writer put them."""
         first = self.index.files[0]
-        if not (self.path / first).exists():
-            return None, None  # coverage and reads name the missing file
-        text = self.header(first).metadata.get("k3", "{}")
+        try:
+            text = self.header(first).metadata.get("k3", "{}")
+        except ArtifactError:
+            return None, None  # coverage and reads say it, beside what else is wrong
         try:
             entry = json.loads(text)
             tp, rank = entry.get("tp"), entry.get("rank")
@@ -125,7 +129,8 @@ class Checkpoint:
             tp = rank = text
         if not (tp is None and rank is None) and not (type(tp) is int and type(rank) is int):
             raise ArtifactError(
-                f"{self.path / first}: __metadata__.k3", got=text, need="the shard writer's JSON"
+                f"{self.path / first}: __metadata__.k3", got=text, need="the shard writer's JSON",
+                hint="shard again, or leave this key out of the metadata",
             )
         return tp, rank
 
@@ -241,9 +246,13 @@ def _close_all(descriptors: dict[str, int]) -> None:
         os.close(descriptors.popitem()[1])
 
 
-def _folder_hint(path: Path) -> str | None:
-    ranks = sorted(entry.name for entry in path.glob("rank-*-of-*"))
-    return f"name one rank folder, such as {path / ranks[0]}" if ranks else None
+def _folder_hint(path: Path) -> str:
+    """Return what to name instead of a folder that holds checkpoints or ranks of one."""
+    for what, pattern in (("rank folder", "rank-*-of-*"), ("snapshot", "snapshots/*")):
+        found = sorted(str(entry) for entry in path.glob(pattern) if entry.is_dir())
+        if found:
+            return f"name one {what}, such as {found[0]}"
+    return "name the folder that config.json lies in"
 
 
 def _check_prefix(path: Path, config: K3Config, index: Index) -> None:
@@ -263,4 +272,7 @@ def _check_prefix(path: Path, config: K3Config, index: Index) -> None:
             need = f"{name[len(nested) :]}, because config.json is flat (kimi_linear)"
         else:
             continue
-        raise ArtifactError(f"{path}: tensor names", got=name, need=need)
+        raise ArtifactError(
+            str(path / index.weight_map[name]), got=f"a tensor {name}", need=need,
+            hint="export names and config.json in one layout",
+        )  # fmt: skip

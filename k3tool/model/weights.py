@@ -310,6 +310,14 @@ def layer_rows(config: K3Config, layer: int | None) -> Iterator[tuple[TensorSpec
                 yield spec, 1
 
 
+def padded_tensors(config: K3Config) -> Iterator[TensorSpec]:
+    """Yield the tensors that are stored with zeros behind what is live, layer by layer."""
+    for layer in config.layers:
+        for row in TABLE:
+            if row.split is Split.LIVE_ROWS and _stands(row, config, layer):
+                yield _spec(config, row, layer)
+
+
 def expected_leaves(config: K3Config) -> set[str]:
     """Return every leaf name the operator graph has to claim."""
     leaves = {leaf_of(row.pattern, None) for row in TABLE if row.where is Where.GLOBAL}

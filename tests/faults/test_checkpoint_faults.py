@@ -102,7 +102,7 @@ CASES: dict[str, tuple[Damage, str, list[str]]] = {
         lambda f: shutil.copy(f / FILE_2, f / "extra.safetensors"), "unlisted file",
         ["extra.safetensors"]),
     "total size": (
-        lambda f: _set_total(f, 1), "total_size", ["got 8169200", "need 1 "]),
+        lambda f: _set_total(f, 1), "total_size", ["got 1 bytes", "need 8169200 bytes"]),
 }  # fmt: skip
 
 
