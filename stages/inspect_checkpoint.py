@@ -1,22 +1,27 @@
 """`k3tool inspect`: say whether a checkpoint is whole; the exit code is the answer."""
 
 import json
-from collections import Counter
+import shutil
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import click
 
-from k3tool.checkpoint.coverage import Coverage, ModuleCount, check_coverage
-from k3tool.checkpoint.coverage_artifact import write_coverage
-from k3tool.checkpoint.findings import FINDING_KINDS
-from k3tool.errors import ArtifactError
+from k3tool.checkpoint.coverage import Coverage, coverage_of
+from k3tool.checkpoint.coverage_report import (
+    json_value,
+    markdown_lines,
+    report_sections,
+    text_lines,
+)
+from k3tool.checkpoint.reader import Checkpoint
+from k3tool.checkpoint.tensor_report import tensor_lines, tensor_value
+from k3tool.errors import ArtifactError, UsageError
 from k3tool.model.config import K3Config
 from k3tool.model.graph import weight_leaves
 from stages import options
-
-FINDINGS_SHOWN = 20  # of each kind, unless -v
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,103 +40,70 @@ class Result:
     config: K3Config
     digest: str | None
 
+    @property
+    def exit_code(self) -> int:
+        """Return the answer as a number."""
+        return 0 if self.coverage.is_whole else ArtifactError.exit_code
+
 
 def run(opts: Options) -> Result:
     """Inspect a checkpoint or rank folder. Raises: ArtifactError on a bad config or index."""
-    config = K3Config.load(opts.checkpoint / "config.json")
-    coverage = check_coverage(opts.checkpoint, weight_leaves(config))
-    digest = write_coverage(opts.output, coverage) if opts.output else None
-    return Result(coverage, config, digest)
+    with Checkpoint.open(opts.checkpoint) as checkpoint:
+        coverage = coverage_of(checkpoint, weight_leaves(checkpoint.config))
+        digest = None
+        if opts.output:
+            # HDF5 takes as long to load as the rest of a small report to make.
+            from k3tool.checkpoint.coverage_artifact import write_coverage
+
+            digest = write_coverage(opts.output, coverage)
+        return Result(coverage, checkpoint.config, digest)
 
 
-# -- output ------------------------------------------------------------------------------------
-
-
-def as_dict(result: Result) -> dict[str, Any]:
+def as_dict(result: Result, layers: tuple[int, ...] | None = None) -> dict[str, Any]:
     """Return the result as plain values for `--json`."""
-    coverage = result.coverage
-    return {
-        "whole": coverage.is_whole,
-        "checkpoint": str(coverage.path),
-        "identity": coverage.identity,
-        "tp": coverage.tp,
-        "rank": coverage.rank,
-        "files": coverage.n_files,
-        "index": "headers" if coverage.from_headers else "index file",
-        "tensors": {"expected": coverage.expected, "indexed": coverage.n_tensors},
-        "bytes": coverage.n_bytes,
-        "legal_tp": result.config.legal_tp(),
-        "eps": dict(result.config.eps),
-        "vision": coverage.vision._asdict(),
-        "idle": coverage.idle,
-        "modules": [row._asdict() for row in coverage.modules],
-        "findings": [finding._asdict() for finding in coverage.findings],
-        "digest": result.digest,
-    }
+    return {**json_value(result.coverage, result.config, layers), "digest": result.digest}
 
 
-def table_lines(result: Result) -> list[str]:
-    """Return the table a person reads: one line per layer and one for what is outside them."""
-    lines = [f"{'layer':>7}  {'modules':<34} {'tensors':>15} {'GB':>10}  state"]
-    by_layer: dict[int | None, list[ModuleCount]] = {}
-    for row in result.coverage.modules:
-        by_layer.setdefault(row.layer, []).append(row)
-    for layer, rows in by_layer.items():
-        label = "-" if layer is None else str(layer)
-        lines.append(_table_line(label, rows))
-    lines.append(_table_line("all", result.coverage.modules, "text model"))
-    vision = result.coverage.vision
-    if vision.expected or vision.found:
-        counts = f"{vision.found}/{vision.expected}"
-        lines.append(
-            f"{'-':>7}  {'vision':<34} {counts:>15} {vision.n_bytes / 1e9:>10.3f}  dropped"
-        )
-    return lines
+def check_layers(config: K3Config, layers: tuple[int, ...] | None) -> None:
+    """Refuse layers that the model does not have. Raises: UsageError."""
+    absent = sorted(set(layers or ()) - set(config.layers))
+    if absent:
+        need = f"layers 0 to {config.num_hidden_layers - 1}"
+        raise UsageError("--layers", got=absent[0], need=need)
 
 
-def _table_line(label: str, rows: list[ModuleCount], modules: str = "") -> str:
-    expected, sound = sum(row.expected for row in rows), sum(row.sound for row in rows)
-    modules = modules or " ".join(dict.fromkeys(row.module for row in rows))
-    counts, n_bytes = f"{sound}/{expected}", sum(row.n_bytes for row in rows)
-    state = "whole" if sound == expected else f"{expected - sound} not sound"
-    return f"{label:>7}  {modules:<34} {counts:>15} {n_bytes / 1e9:>10.3f}  {state}"
-
-
-def finding_lines(coverage: Coverage, verbose: bool) -> list[str]:
-    """Return one line per finding, capped per kind unless verbose."""
-    lines: list[str] = []
-    shown: Counter[str] = Counter()
-    for finding in coverage.findings:
-        shown[finding.kind] += 1
-        if verbose or shown[finding.kind] <= FINDINGS_SHOWN:
-            lines.append(f"{finding.kind}: {finding.text()}")
-    if verbose:
-        return lines
-    more = [kind for kind in FINDING_KINDS if shown[kind] > FINDINGS_SHOWN]
-    return lines + [f"{kind}: {shown[kind] - FINDINGS_SHOWN} more (-v shows all)" for kind in more]
-
-
-def verdict_line(coverage: Coverage) -> str:
-    """Return the last line: whole, or how many of what."""
-    source = "headers (no index file)" if coverage.from_headers else "index"
-    if coverage.is_whole:
-        return (
-            f"whole: {coverage.expected} tensors in {coverage.n_files} files by {source}, "
-            f"identity {coverage.identity}"
-        )
-    counts = Counter(finding.kind for finding in coverage.findings)
-    listed = ", ".join(f"{counts[kind]} {kind}" for kind in FINDING_KINDS if counts[kind])
-    return f"not whole: {listed}"
+def report(result: Result, layers: tuple[int, ...] | None, verbose: bool, markdown: bool) -> str:
+    """Return the text a person reads; lines are cut only where a terminal would wrap them."""
+    sections = report_sections(result.coverage, result.config, layers=layers, every_finding=verbose)
+    if markdown:
+        return "\n".join(markdown_lines(sections))
+    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+    return "\n".join(text_lines(sections, width))
 
 
 @click.command(name="inspect")
 @click.argument("checkpoint", type=options.PATH)
+@click.option(
+    "--layers",
+    callback=options.layer_list,
+    metavar="LIST",
+    help="Show these layers module by module, such as 3-5.",
+)
+@click.option("--tensor", metavar="NAME", help="Show one tensor: file, shape, ranks.")
+@click.option("--markdown", is_flag=True, help="Print the report as markdown.")
 @options.output("a coverage artifact", required=False)
 @options.as_json()
 @options.verbose()
 @click.pass_context
 def command(
-    ctx: click.Context, checkpoint: Path, output: Path | None, as_json: bool, verbose: bool
+    ctx: click.Context,
+    checkpoint: Path,
+    layers: tuple[int, ...] | None,
+    tensor: str | None,
+    markdown: bool,
+    output: Path | None,
+    as_json: bool,
+    verbose: bool,
 ) -> None:
     """Say whether a checkpoint is whole: exit code 0, or 3 with what is wrong.
 
@@ -141,13 +113,19 @@ def command(
     \b
     Example:
       k3tool inspect CKPT
+      k3tool inspect CKPT --layers 3-5
+      k3tool inspect CKPT --tensor lm_head.weight
       k3tool inspect CKPT --json -o coverage.h5
     """
+    if tensor is not None:
+        with Checkpoint.open(checkpoint) as opened:
+            facts = tensor_value(opened, tensor)
+        click.echo(json.dumps(facts, indent=1) if as_json else "\n".join(tensor_lines(facts)))
+        return
     result = run(Options(checkpoint, output))
+    check_layers(result.config, layers)
     if as_json:
-        click.echo(json.dumps(as_dict(result), indent=1))
+        click.echo(json.dumps(as_dict(result, layers), indent=1))
     else:
-        lines = [*table_lines(result), *finding_lines(result.coverage, verbose)]
-        click.echo("\n".join([*lines, verdict_line(result.coverage)]))
-    if not result.coverage.is_whole:
-        ctx.exit(ArtifactError.exit_code)
+        click.echo(report(result, layers, verbose, markdown))
+    ctx.exit(result.exit_code)

@@ -21,9 +21,19 @@ def test_whole_checkpoint(k3tool: Callable, oracle: Oracle, name: str) -> None:
     assert outcome.code == 0
     assert outcome.err == ""
     assert "\nwhole: " in outcome.out
-    layers = [line for line in outcome.out.splitlines() if " norms " in line]
-    assert len(layers) == {"tiny13": 13, "tiny13_eps": 13, "tiny_tp8": 8, "tiny_wide": 6}[name]
-    assert all(line.endswith("whole") for line in layers)
+    kinds = ("kda dense ", "kda moe ", "mla moe ")
+    rows = [line.split() for line in outcome.out.splitlines() if line.startswith(kinds)]
+    n_layers = {"tiny13": 13, "tiny13_eps": 13, "tiny_tp8": 8, "tiny_wide": 6}[name]
+    assert sum(int(row[2]) for row in rows) == n_layers
+    assert all(row[-2] == "whole" for row in rows)
+    layers = [each for row in rows for each in _numbers(row[-1])]
+    assert sorted(layers) == list(range(n_layers))
+
+
+def _numbers(text: str) -> list[int]:
+    """Return what ranges such as 1-2,4 stand for."""
+    ends = [part.split("-") for part in text.split(",")]
+    return [n for part in ends for n in range(int(part[0]), int(part[-1]) + 1)]
 
 
 def test_inspect_json_and_artifact(k3tool: Callable, oracle: Oracle, tmp_path: Path) -> None:
