@@ -19,7 +19,7 @@ from k3tool.checkpoint.safetensors_writer import SafetensorsWriter, safetensors_
 from k3tool.checkpoint.shard_plan import Entry, FileJob, ShardPlan, rank_layout, rank_metadata
 from k3tool.checkpoint.shard_threads import Tally
 from k3tool.errors import ArtifactError
-from k3tool.model.weights import Split, rank_slice
+from k3tool.model.weights import rank_slice
 
 Array = npt.NDArray[Any]
 BLOCK_BYTES = 8 << 20  # large enough for full disk speed, small enough for many jobs
@@ -79,8 +79,6 @@ class _Copier:
     def copy(self, entry: Entry) -> None:
         """Copy one tensor's parts to the ranks."""
         spec, info, _ = entry
-        if spec.split is Split.LIVE_ROWS:
-            self._check_padding(entry)
         for rank, writer in self.writers.items():
             writer.start(spec.name)
             self.max_scale[rank].append(0)
@@ -170,19 +168,8 @@ class _Copier:
             f"{self.checkpoint.path / info.file}: {info.name}: row {row}, group {group}",
             got=f"scale byte {scales[index]}",
             need=f"at most {SCALE_REFUSED_FROM - 1}",
+            hint="the values are damaged or of another format: fetch the file again",
         )
-
-    def _check_padding(self, entry: Entry) -> None:
-        """Refuse values behind the live heads: then the stored length means something else."""
-        spec, info, _ = entry
-        tail = self.checkpoint.read_rows(spec.name, spec.live, info.shape[0])
-        if np.any(tail != 0):
-            head = spec.live + int(np.nonzero(tail)[0][0])
-            raise ArtifactError(
-                f"{self.checkpoint.path / info.file}: {info.name}: element {head}",
-                got=f"{tail[head - spec.live]:g}",
-                need=f"zero padding behind {spec.live} heads",
-            )
 
 
 # -- what stands already -----------------------------------------------------------------------

@@ -13,6 +13,7 @@ from k3tool.checkpoint.headers import TensorInfo
 from k3tool.checkpoint.reader import Checkpoint
 from k3tool.checkpoint.safetensors_writer import TensorLayout
 from k3tool.checkpoint.shard_layout import ShardFile, shard_files
+from k3tool.checkpoint.whole import require_whole
 from k3tool.errors import ArtifactError
 from k3tool.model.vision import is_vision
 from k3tool.model.weights import (
@@ -21,10 +22,7 @@ from k3tool.model.weights import (
     TensorRow,
     TensorSpec,
     Where,
-    dtype_fault,
-    find_spec,
     rank_slice,
-    shape_fault,
 )
 
 VISION_REASON = "image side: the text model does not read it"
@@ -117,26 +115,22 @@ class ShardPlan:
 def plan_shards(
     checkpoint: Checkpoint, tp: int, keep_vision: bool, max_file_bytes: int | None = None
 ) -> ShardPlan:
-    """Check a checkpoint against the weight table and return where each of its bytes goes.
+    """Check that a checkpoint is whole and return where each of its bytes goes.
 
-    Raises: UsageError on an illegal degree; ArtifactError naming the tensor that is absent,
-    unknown or mis-shaped.
+    Raises: UsageError on an illegal degree; ArtifactError with inspect's first finding.
     """
     if checkpoint.tp is not None:
         raise ArtifactError(
             str(checkpoint.path), got="a rank folder of shards", need="a checkpoint"
         )
     checkpoint.config.check_tp(tp)
+    require_whole(checkpoint)
     images = sorted(name for name in checkpoint.index.weight_map if is_vision(name))
     vision = [_vision_spec(checkpoint, name) for name in images] if keep_vision else []
     plan = ShardPlan(checkpoint, tp, vision, max_file_bytes)
     source_row = {name: row for row, name in enumerate(checkpoint.index.files)}
-    n_expected = 0
     for file in _files(plan):
         _place_file(plan, file, source_row)
-        n_expected += len(file.tensors) if not _is_vision_file(file) else 0
-    if n_expected + len(images) != len(checkpoint.index.weight_map):
-        _refuse_unread(checkpoint)
     for name in images if not keep_vision else ():
         info = checkpoint.tensor_info(name)
         plan.dropped.append(Dropped(name, info.file, info.offset, info.n_bytes, VISION_REASON))
@@ -148,10 +142,6 @@ def _files(plan: ShardPlan) -> Iterator[ShardFile]:
     return shard_files(plan.checkpoint.config, plan.tp, plan.vision, **limit)
 
 
-def _is_vision_file(file: ShardFile) -> bool:
-    return file.tensors[0].row.where is Where.VISION
-
-
 def _vision_spec(checkpoint: Checkpoint, name: str) -> TensorSpec:
     """Return a kept image tensor as it is stored: whole on every rank."""
     info = checkpoint.tensor_info(name)
@@ -161,29 +151,12 @@ def _vision_spec(checkpoint: Checkpoint, name: str) -> TensorSpec:
     return TensorSpec(name, info.dtype, shape, Split.REPLICATE, live, row, None, None, name)
 
 
-def _refuse_unread(checkpoint: Checkpoint) -> None:
-    for name, source in sorted(checkpoint.index.weight_map.items()):
-        if not is_vision(name) and find_spec(checkpoint.config, name) is None:
-            raise ArtifactError(
-                f"{checkpoint.path / source}: {name}",
-                got="a tensor that nothing reads",
-                need="a tensor of the model",
-                hint=f"k3tool inspect {checkpoint.path}",
-            )
-
-
 # -- one tensor --------------------------------------------------------------------------------
 
 
 def _entry(plan: ShardPlan, spec: TensorSpec) -> Entry:
-    """Return a tensor's entry. Raises: ArtifactError where what is stored is not acceptable."""
-    checkpoint = plan.checkpoint
-    info = checkpoint.tensor_info(spec.name)
-    where, hint = f"{checkpoint.path / info.file}: {spec.name}", f"k3tool inspect {checkpoint.path}"
-    if need := dtype_fault(spec, info.dtype):
-        raise ArtifactError(f"{where}: dtype", got=info.dtype, need=need, hint=hint)
-    if spec.row.where is not Where.VISION and (need := shape_fault(spec, info.shape)):
-        raise ArtifactError(f"{where}: shape", got=list(info.shape), need=need, hint=hint)
+    """Return a tensor's entry; that it is what it has to be was settled before."""
+    info = plan.checkpoint.tensor_info(spec.name)
     return Entry(spec, info, _part(info, rank_slice(spec, plan.tp, 0)))
 
 
