@@ -12,15 +12,36 @@ from k3tool.errors import UsageError
 class Target:
     """One target: its name on the command line, and the workgroups a stream is laid out for.
 
-    `workgroups` is a default. On the CPU they are virtual: any number runs on any thread count.
+    `workgroups` is a default: the device's compute units, one workgroup each. On the CPU they are
+    virtual: any number runs on any thread count. `domains` are groups of workgroups that share an
+    L2 cache; workgroup w is in domain w % domains, as the hardware deals them out. `on_chip_bytes`
+    is what one workgroup may ask for, None where scratch is plain memory; what a prefill needs
+    beyond it lies in device memory, `workspace_bytes` for all workgroups together.
     """
 
     name: str
     family: str
     workgroups: int
+    domains: int = 1
+    on_chip_bytes: int | None = None
+    workspace_bytes: int = 0
+
+    def domain_of(self, workgroup: int) -> int:
+        """Return the domain of a workgroup."""
+        return workgroup % self.domains
 
 
-TARGETS: dict[str, Target] = {target.name: target for target in (Target("cpu", "cpu", 8),)}
+KIB, GIB = 1024, 1 << 30
+
+# Units, L2 domains and memory per workgroup: vendors' data sheets of MI355X, MI300X and H100/H200.
+# 227 KiB is what a block may ask for of the 228 KiB of an SM.
+_ROWS = (
+    Target("cpu", "cpu", 8),
+    Target("cuda:sm_90a", "cuda", 132, 1, 227 * KIB, 8 * GIB),
+    Target("hip:gfx942", "hip", 304, 8, 64 * KIB, 8 * GIB),
+    Target("hip:gfx950", "hip", 256, 8, 160 * KIB, 8 * GIB),
+)
+TARGETS: dict[str, Target] = {target.name: target for target in _ROWS}
 
 
 def get_target(name: str) -> Target:

@@ -33,6 +33,15 @@ def not_run(name: str, reason: str) -> Check:
     return Check(name, "NOT RUN", reason)
 
 
+def outcome(name: str, result: tuple[str, list[str]]) -> Check:
+    """Return the check of a (claim, faults) pair: the first fault is shown, the others counted."""
+    claim, faults = result
+    if not faults:
+        return passed(name, claim)
+    more = f" (and {len(faults) - 1} more)" if len(faults) > 1 else ""
+    return failed(name, faults[0] + more)
+
+
 def count(checks: Sequence[Check], status: Status) -> int:
     """Return how many checks have a status."""
     return sum(check.status == status for check in checks)

@@ -12,7 +12,8 @@ from k3tool.artifact import InputRef
 from k3tool.checkpoint.reader import Checkpoint
 from k3tool.checkpoint.shards import SHARDS_NAME, Shards
 from k3tool.compiler.compile import compile_plan
-from k3tool.compiler.plan import Phase, Plan, save_plan
+from k3tool.compiler.plan import Phase, Plan
+from k3tool.compiler.proved import save_proved_plan
 from k3tool.compiler.rules import RULE_NAMES
 from k3tool.errors import ArtifactError, UsageError
 from k3tool.isa.table import Op
@@ -64,10 +65,10 @@ class Result:
 
 
 def run(options: Options) -> Result:
-    """Compile and write plan.h5.
+    """Compile, write and check plan.h5; one that does not prove itself on its bytes is not left.
 
-    Raises: ArtifactError for an input that is absent, damaged or of another model; UsageError for
-    an option that does not fit it.
+    Raises: UnsoundError naming the check that did not pass; ArtifactError for an input that is
+    absent, damaged or of another model; UsageError for an option that does not fit it.
     """
     target = get_target(options.target)
     config, tp, inputs, identity = _read_source(options)
@@ -84,7 +85,7 @@ def run(options: Options) -> Result:
         inputs=inputs,
         checkpoint_identity=identity,
     )
-    plan = save_plan(plan, options.output)
+    plan = save_proved_plan(plan, options.output)
     phases = {name: _phase_counts(plan, phase) for name, phase in plan.phases.items()}
     fired = Counter(row.rule for row in plan.fired)
     used = Counter(row.rule for row in plan.fired if row.used)

@@ -7,8 +7,8 @@ import click
 
 from k3tool.artifact import canonical_json
 from k3tool.compiler.plan import load_plan
+from k3tool.compiler.proved import save_proved_isa
 from k3tool.isa.emit import emit
-from k3tool.isa.stream import save_isa
 from stages import options as common
 
 
@@ -45,14 +45,15 @@ class Result:
 
 
 def run(options: Options) -> Result:
-    """Emit and write isa.h5.
+    """Emit, write and check isa.h5; one that does not prove itself on its bytes is not left.
 
-    Raises: ArtifactError for a damaged or stale plan; UsageError for a target not the plan's.
+    Raises: UnsoundError naming the check that did not pass; ArtifactError for a damaged or stale
+    plan; UsageError for a target not the plan's.
     """
     plan = load_plan(options.plan)
     target = str(plan.params["target"]) if options.target is None else options.target
     isa = emit(plan, target, options.plan.name)
-    digest = save_isa(isa, options.output)
+    digest = save_proved_isa(isa, options.output)
     phases = {
         name: PhaseCounts(
             len(stream.queues.signals),

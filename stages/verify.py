@@ -5,11 +5,11 @@ from pathlib import Path
 
 import click
 
-from k3tool.artifact import canonical_json
+from k3tool.artifact import canonical_json, open_artifact
 from k3tool.checkpoint.reader import Checkpoint
 from k3tool.checkpoint.sample_presets import PRESETS, preset_config
 from k3tool.checkpoint.shards import SHARDS_NAME, Shards
-from k3tool.compiler.checks import verify_plan
+from k3tool.compiler.checks import is_proved, require_proved, verify_program, verify_stream
 from k3tool.errors import ArtifactError
 from k3tool.isa.coverage import check_handlers, check_weights, producible_ops
 from k3tool.isa.stream import Isa, load_isa
@@ -44,11 +44,27 @@ def run(options: Options) -> Result:
     if options.what == "ranks":
         checks = verify_ranks([read_tokens(path) for path in options.files])
     elif options.what == "plan":
-        checks = [check for path in options.files for check in verify_plan(path)]
+        checks = _programs(options.files)
     else:
         assert options.what == "coverage", options.what
         checks = [check for path in options.files for check in _coverage(path, options.weights)]
-    return Result(tuple(checks), is_sound(checks, strict=options.strict))
+    sound = is_sound(checks, strict=options.strict)
+    return Result(tuple(checks), sound and (options.what != "plan" or is_proved(checks)))
+
+
+def _programs(files: tuple[Path, ...]) -> list[Check]:
+    """Check plans, each with the stream emitted from it where that is given too."""
+    kinds: dict[str, list[Path]] = {"plan": [], "isa": []}
+    for path in files:
+        with open_artifact(path) as file:
+            if file.kind not in kinds:
+                raise ArtifactError(str(path), got=f"kind {file.kind}", need="kind plan or isa")
+            kinds[file.kind].append(path)
+    plans, streams = kinds["plan"], kinds["isa"]
+    if len(plans) == 1 and len(streams) <= 1:
+        return verify_program(plans[0], *streams)
+    checks = [check for path in plans for check in verify_program(path)]
+    return checks + [check for path in streams for check in verify_stream(path)]
 
 
 def _coverage(path: Path, weights: Path | None) -> list[Check]:
@@ -94,6 +110,8 @@ def _report(options: Options, as_json: bool) -> None:
         for check in result.checks:
             click.echo(f"{check.status:<7} {check.name}: {check.detail}")
         click.echo(f"{'PASS' if result.sound else 'FAIL'}: {summary(result.checks)}")
+    if options.what == "plan":
+        require_proved(result.checks, options.what)
     require(result.checks, options.what, strict=options.strict)
 
 
@@ -132,15 +150,21 @@ def ranks(files: tuple[Path, ...], strict: bool, as_json: bool) -> None:
 
 
 @command.command("plan")
-@click.argument("files", type=common.PATH, nargs=-1, required=True)
+@click.argument("files", metavar="PLAN [ISA]", type=common.PATH, nargs=-1, required=True)
 @_strict()
 @common.as_json()
 def plan(files: tuple[Path, ...], strict: bool, as_json: bool) -> None:
-    """Check the bytes of a plan: slices, memory, counters, order, wire form.
+    """Prove a plan and its stream on their own bytes: checks A to G.
+
+    A: what is executed is the model's graph. B: each element is written by one slice. C: no live
+    buffers overlap. D: counters order every access, no interleaving locks. E: the wire form. F: all
+    of it again from the emitted instructions. G: the ranks together. Without ISA the stream is
+    emitted in memory. A check that did not run is a failure.
 
     \b
     Example:
       k3tool verify plan plan.h5
+      k3tool verify plan plan.h5 isa.h5
     """
     _report(Options("plan", files, strict), as_json)
 

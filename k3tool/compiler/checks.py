@@ -5,30 +5,105 @@ and the handle table, never taken from the scheduler that made them. Steps of on
 other: a rank starts a step when it has finished the one before.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
 
 from k3tool.artifact import open_artifact
+from k3tool.compiler.check_ranks import RANK_CHECKS, check_ranks
+from k3tool.compiler.check_stream import STREAM_CHECKS, check_stream
 from k3tool.compiler.hazards import check_memory, check_ordered, check_steps
-from k3tool.compiler.order import Order, counter_name
+from k3tool.compiler.meaning import check_meaning, model_of, weight_faults
+from k3tool.compiler.order import Order, Ordering, counter_name
 from k3tool.compiler.plan import PLAN_SCHEMA, Plan, load_plan
-from k3tool.errors import ArtifactError
+from k3tool.compiler.record_checks import record_faults, tensor_faults
+from k3tool.errors import ArtifactError, K3Error, UnsoundError
 from k3tool.isa import table, wire
-from k3tool.isa.columns import GATE, PACKET_REARM, Columns, spec_of
+from k3tool.isa.columns import GATE, PACKET_REARM, Columns
+from k3tool.isa.emit import emit
 from k3tool.isa.queues import slice_bounds
-from k3tool.verdict import Check, failed, not_run, passed
+from k3tool.isa.stream import Isa, read_isa
+from k3tool.verdict import Check, failed, not_run, outcome, passed, summary
 
-NOT_YET = {
-    "A rewrites": "rules have no machine-checked theorems in this build",
-    "F stream": "C and D are not yet derived from emitted instructions alone",
-    "G ranks": "ranks' programs are not yet compared with each other",
-}
+# The one check that may be NOT RUN in a plan that passes, while rules have no theorems.
+UNPROVED = "A rewrites"
+NO_THEOREMS = "rules have no machine-checked theorems in this build"
+
+
+def verify_program(plan_path: str | Path, isa_path: str | Path | None = None) -> list[Check]:
+    """Check a plan file and the stream emitted from it: letters A to G.
+
+    Without a stream file F and G are made on the stream that this build emits from the plan.
+    Raises: ArtifactError when a file is damaged, stale or another kind (its digest fails), or the
+    stream was not emitted from this plan.
+    """
+    checks = verify_plan(plan_path)
+    if any(c.name.startswith("E") and c.status != "PASS" for c in checks):
+        return checks + _no_stream("the plan's wire form does not decode")
+    plan = load_plan(plan_path)
+    if isa_path is not None:
+        isa = read_isa(isa_path)
+        _require_descent(plan, isa, str(isa_path))
+        return checks + check_program(isa, str(isa_path))
+    try:
+        isa = emit(plan, str(plan.params["target"]))
+    except K3Error as error:
+        return [*checks, failed("F tables", f"no stream can be emitted: {error}")]
+    return checks + check_program(isa, "emitted")
+
+
+def verify_stream(isa_path: str | Path) -> list[Check]:
+    """Check a stream without its plan: F and G. Raises: ArtifactError as `verify_program`."""
+    return check_program(read_isa(isa_path), str(isa_path))
+
+
+def check_program(isa: Isa, where: str) -> list[Check]:
+    """Run checks F and G on a program in memory; `where` names it in messages."""
+    checks, orders = check_stream(isa, where)
+    if orders:
+        checks += _meaning("F", isa.params, orders, isa.tp)
+    else:
+        checks.append(not_run("F meaning", "the stream's tables are broken"))
+    return sorted([*checks, *check_ranks(isa, orders)], key=lambda check: check.name)
+
+
+def is_proved(checks: Sequence[Check]) -> bool:
+    """Return whether every check ran and passed, rules' theorems aside while there are none."""
+    return bool(checks) and not _shortcomings(checks)
+
+
+def _shortcomings(checks: Sequence[Check]) -> list[Check]:
+    failing = [c for c in checks if c.status == "FAIL"]
+    return failing + [c for c in checks if c.status == "NOT RUN" and c.name != UNPROVED]
+
+
+def require_proved(checks: Sequence[Check], what: str) -> None:
+    """Refuse a program unless every check ran and passed: not run is not passed.
+
+    Raises: UnsoundError with the first check that did not.
+    """
+    short = _shortcomings(checks)
+    if short or not checks:
+        first = short[0] if short else not_run("every check", "nothing to check")
+        got = f"{first.status} {first.name}: {first.detail}"
+        raise UnsoundError(what, got=got, need=f"every check to pass ({summary(checks)})")
+
+
+def _no_stream(reason: str) -> list[Check]:
+    return [not_run(name, reason) for name in (*STREAM_CHECKS, "F meaning", *RANK_CHECKS)]
+
+
+def _require_descent(plan: Plan, isa: Isa, where: str) -> None:
+    digests = [ref.content_sha256 for ref in isa.inputs if ref.role == "plan"]
+    if digests != [plan.digest]:
+        got = f"emitted from plan {digests[0][:16]}.." if digests else "emitted from no plan"
+        need = f"a stream of plan {plan.digest[:16]}.."
+        raise ArtifactError(where, got=got, need=need, hint="emit the stream again from this plan")
 
 
 def verify_plan(path: str | Path) -> list[Check]:
-    """Check a plan file.
+    """Check a plan file: letters A to E.
 
     Raises: ArtifactError when the file itself is damaged, stale or no plan (its digest fails).
     """
@@ -39,14 +114,14 @@ def verify_plan(path: str | Path) -> list[Check]:
 
 
 def _unreadable() -> list[Check]:
-    names = ("A rewrites", "B slices", "C memory", "D thresholds", "D acyclic", "D ordered",
-             "D steps", "F stream", "G ranks")  # fmt: skip
+    names = (UNPROVED, "A meaning", "A weights", "B records", "B slices", "C memory", "C tensors",
+             "D thresholds", "D acyclic", "D ordered", "D steps")  # fmt: skip
     return [not_run(name, "the wire form does not decode") for name in names]
 
 
 def check_plan(plan: Plan) -> list[Check]:
-    """Run every check but E on a plan in memory."""
-    checks = [not_run(name, reason) for name, reason in NOT_YET.items()]
+    """Run every check of A to D on a plan in memory."""
+    checks = [not_run(UNPROVED, NO_THEOREMS)]
     empty = [name for name, phase in plan.phases.items() if len(phase.packets) == 0]
     if empty or not plan.phases:
         return [
@@ -57,16 +132,34 @@ def check_plan(plan: Plan) -> list[Check]:
     for context in contexts:
         for name, check in _PHASE_CHECKS.items():
             label = f"{name} {context.phase.name}"
-            checks.append(_outcome(label, check(context)))
-    return [*checks, _outcome("D steps", check_steps(contexts))]
+            checks.append(outcome(label, check(context)))
+    tensors = list(tensor_faults(plan.tensors))
+    checks.append(outcome("C tensors", (f"{len(plan.tensors)} tensors", tensors)))
+    checks.append(outcome("D steps", check_steps(contexts)))
+    return checks + _meaning("A", plan.params, contexts, plan.tp)
 
 
-def _outcome(name: str, result: tuple[str, list[str]]) -> Check:
-    claim, faults = result
-    if not faults:
-        return passed(name, claim)
-    more = f" (and {len(faults) - 1} more)" if len(faults) > 1 else ""
-    return failed(name, faults[0] + more)
+# -- A: meaning ----------------------------------------------------------------------------------
+
+
+def _meaning(
+    letter: str, params: Mapping[str, object], contexts: Sequence[Ordering], tp: int
+) -> list[Check]:
+    """A, and F again on a stream: what is executed is the graph of the config it was made from."""
+    names = (f"{letter} meaning", f"{letter} weights")
+    try:
+        config = model_of(params)
+    except K3Error as error:
+        return [failed(name, f"no model: {error}") for name in names]
+    if config is None:
+        return [not_run(name, "no config is recorded to compare with") for name in names]
+    tensors = contexts[0].tensors
+    weights = list(weight_faults(tensors, config, tp))
+    n_weights = sum(tensor.role in ("weight", "experts") for tensor in tensors)
+    checks = [outcome(names[1], (f"{n_weights} weights are the config's", weights))]
+    return checks + [
+        outcome(f"{names[0]} {c.phase_name}", check_meaning(c, config, tp)) for c in contexts
+    ]
 
 
 # -- E: bytes ------------------------------------------------------------------------------------
@@ -160,7 +253,7 @@ def _check_acyclic(c: Order) -> tuple[str, list[str]]:
 
 def _check_slices(c: Order) -> tuple[str, list[str]]:
     """B: every element of every result is written by exactly one slice."""
-    packets, faults = c.phase.packets, []
+    packets = c.phase.packets
     slices = slice_bounds(packets)
     ends = np.flatnonzero(np.diff(slices.packet, append=len(packets)))
     starts = np.concatenate([[0], ends[:-1] + 1])
@@ -171,39 +264,21 @@ def _check_slices(c: Order) -> tuple[str, list[str]]:
     broken[slices.packet[slices.unit0 >= slices.unit1]] = True
     broken |= slices.unit0[starts] != 0
     broken |= slices.unit1[ends] != packets["n_units"]
-    for index in range(len(packets)):
-        if broken[index]:
-            faults.append(f"{c.name(index)}: slices do not partition its units")
-        fault = _row_fault(c, index)
-        if fault is not None:
-            faults.append(f"{c.name(index)}: {fault}")
+    faults = [
+        f"{c.name(index)}: slices do not partition its units"
+        for index in np.flatnonzero(broken).tolist()
+    ]
     return f"{len(slices.packet)} slices of {len(packets)} packets", faults
 
 
-def _row_fault(c: Order, index: int) -> str | None:
-    """Return how units fail to cover a token's row, None if they cover it once."""
-    packet = c.phase.packets[index]
-    spec = spec_of(int(packet["op"]))
-    assert spec is not None
-    n_units, width, unit_cols = (int(packet[name]) for name in ("n_units", "width", "unit_cols"))
-    whole = {"token": c.phase.max_tokens, "step": 1}.get(spec.unit)
-    if whole is not None and (n_units, unit_cols) != (whole, 0):
-        return f"{n_units} units of {unit_cols} columns, need {whole} whole rows"
-    if whole is None:
-        copies, rest = divmod(width, max(1, n_units * unit_cols))
-        routed = any(operand.name == "route" for operand in spec.operands)
-        if rest or copies < 1 or (copies > 1 and not routed):
-            return f"{n_units} units of {unit_cols} columns do not cover a row of {width} once"
-    if spec.output.role != "out":
-        return None
-    tensor = c.plan.tensors[int(packet["handles"][spec.slot(spec.output.name)])]
-    elements = int(np.prod(tensor.local))
-    if elements != c.phase.max_tokens * width:
-        return f"{tensor.name} has {elements} elements, need {c.phase.max_tokens} rows of {width}"
-    return None
+def _check_records(c: Order) -> tuple[str, list[str]]:
+    """B: a packet's units cover each result row once, as its tensors' sizes make them."""
+    faults = list(record_faults(c, c.phase.max_tokens, c.plan.tp, rank_of_params=1))
+    return f"{len(c.phase.packets)} records", faults
 
 
 _PHASE_CHECKS: Mapping[str, Callable[[Order], tuple[str, list[str]]]] = {
+    "B records": _check_records,
     "B slices": _check_slices,
     "C memory": check_memory,
     "D thresholds": _check_thresholds,

@@ -95,6 +95,7 @@ def _params(config: K3Config, options: PlanOptions) -> dict[str, Any]:
         "numerics": {"mode": NUMERICS_MODE, "version": NUMERICS_VERSION},
         "eps": dict(sorted(config.eps.items())),
         "rules_off": list(options.without),
+        "config": dict(config.config_dict),
     }
 
 

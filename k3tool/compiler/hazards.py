@@ -1,14 +1,15 @@
 """Bytes in memory: every conflict ordered (D), no live buffers overlapping (C), steps apart.
 
-Accesses come from records and the handle table (``k3tool.isa.access``), orders from waits
-(``k3tool.compiler.order``); nothing is taken from the scheduler's own account of them.
+Accesses come from records and the handle table (``k3tool.isa.access``), orders from waits: a plan's
+(``k3tool.compiler.order``) or an emitted stream's (``k3tool.isa.stream_order``). Nothing is taken
+from the scheduler's own account of them.
 """
 
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from k3tool.compiler.order import Order
+from k3tool.compiler.order import Ordering
 from k3tool.isa.access import Access, accesses
 
 
@@ -32,20 +33,22 @@ def _segments(found: Sequence[Sequence[Access]]) -> dict[str, tuple[list[int], l
     }
 
 
-def _accesses(c: Order) -> tuple[list[list[Access]], list[str]]:
+def _accesses(c: Ordering) -> tuple[list[list[Access]], list[str]]:
     """Return every packet's accesses, and faults where a record does not fit its tensors."""
     found: list[list[Access]] = []
     faults = []
-    for index, packet in enumerate(c.phase.packets):
+    for index, packet in enumerate(c.rows):
         try:
-            found.append(list(accesses(packet, c.plan.tensors)))
+            found.append(list(accesses(packet, c.tensors)))
         except ValueError as error:
             found.append([])
             faults.append(f"{c.name(index)}: {error}")
     return found, faults
 
 
-def _touched(c: Order, found: Sequence[Sequence[Access]]) -> Iterator[tuple[int, Access, _Segment]]:
+def _touched(
+    c: Ordering, found: Sequence[Sequence[Access]]
+) -> Iterator[tuple[int, Access, _Segment]]:
     """Yield (packet, access, segment) in packet order, noting each access after it was yielded."""
     spaces = _segments(found)
     for index, packet in enumerate(found):
@@ -61,16 +64,21 @@ def _touched(c: Order, found: Sequence[Sequence[Access]]) -> Iterator[tuple[int,
                     segment.readers.append((index, access))
 
 
-def check_ordered(c: Order) -> tuple[str, list[str]]:
-    """D: each pair of accesses to the same bytes, one of them a write, is ordered by counters."""
+def check_ordered(c: Ordering, spaces: Sequence[str] = ()) -> tuple[str, list[str]]:
+    """D: each pair of accesses to the same bytes, one of them a write, is ordered by counters.
+
+    `spaces` narrows it to some memory spaces: "peer" asks whether peers' slots are read in time.
+    """
     found, faults = _accesses(c)
+    if spaces:
+        found = [[access for access in packet if access.space in spaces] for packet in found]
     pairs, seen = 0, set()
 
     def fault(kind: str, index: int, other: int, access: Access, across: bool) -> None:
         key = (kind, index, other, access.handle)
         if key not in seen:
             seen.add(key)
-            tensor = c.plan.tensors[access.handle].name
+            tensor = c.tensors[access.handle].name
             where = " on every rank" if across else ""
             faults.append(
                 f"{c.name(index)}: {kind} of {tensor} not ordered after {c.name(other)}{where}"
@@ -95,19 +103,19 @@ def check_ordered(c: Order) -> tuple[str, list[str]]:
     return f"{pairs} pairs of accesses to the same bytes", faults
 
 
-def check_memory(c: Order) -> tuple[str, list[str]]:
+def check_memory(c: Ordering) -> tuple[str, list[str]]:
     """C: what is read under a handle was last written under it, whole: no live buffers overlap."""
     found, faults = _accesses(c)
-    limits = {"arena": c.phase.arena_bytes, "peer": c.phase.peer_bytes}
+    limits = c.limits
     reads = 0
     for index, access, segment in _touched(c, found):
-        tensor = c.plan.tensors[access.handle]
+        tensor = c.tensors[access.handle]
         if access.space not in limits:
             continue
         if access.byte1 > limits[access.space]:
             got = f"{tensor.name} ends at byte {access.byte1} of {limits[access.space]}"
             faults.append(f"{c.name(index)}: {got} in the {access.space}")
-        if tensor.phase != c.phase.name:
+        if tensor.phase != c.phase_name:
             faults.append(f"{c.name(index)}: {tensor.name} belongs to phase {tensor.phase}")
         if access.is_write:
             continue
@@ -115,13 +123,13 @@ def check_memory(c: Order) -> tuple[str, list[str]]:
         if segment.writer is None:
             faults.append(f"{c.name(index)} reads {tensor.name}, which nothing has written")
         elif segment.handle != access.handle:
-            other = c.plan.tensors[segment.handle].name
+            other = c.tensors[segment.handle].name
             text = f"{c.name(index)} reads {tensor.name}, whose bytes {other} overwrote"
             faults.append(f"{text} in {c.name(segment.writer)}")
     return f"{reads} reads of the arena and the peer segment", list(dict.fromkeys(faults))
 
 
-def check_steps(contexts: Sequence[Order]) -> tuple[str, list[str]]:
+def check_steps(contexts: Sequence[Ordering]) -> tuple[str, list[str]]:
     """D: a peer buffer is not written in a step before every rank has read it in the step before.
 
     "Arrived" is not "has read". A reader is safe if something later in its own step waits for it on
@@ -139,8 +147,8 @@ def check_steps(contexts: Sequence[Order]) -> tuple[str, list[str]]:
                 if access.is_write and access.space == "peer" and not c.before_everywhere[index]:
                     writers.append((c, index, access))
     faults = [
-        f"{w.phase.name} {w.name(j)} may write {w.plan.tensors[b.handle].name} while another "
-        f"rank's {r.phase.name} {r.name(i)} still reads those bytes"
+        f"{w.phase_name} {w.name(j)} may write {w.tensors[b.handle].name} while another "
+        f"rank's {r.phase_name} {r.name(i)} still reads those bytes"
         for r, i, a in readers
         for w, j, b in writers
         if a.byte0 < b.byte1 and b.byte0 < a.byte1

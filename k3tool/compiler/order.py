@@ -1,18 +1,48 @@
 """What a phase's waits imply: which packet is over when another one starts, here and everywhere."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
-from k3tool.compiler.plan import Phase, Plan
-from k3tool.isa.columns import GATE, spec_of
+from k3tool.compiler.plan import Phase, Plan, Tensor
+from k3tool.isa.columns import GATE, Columns, spec_of
+
+
+class Ordering(Protocol):
+    """One phase as the checks of memory see it, whether it is a plan's or a stream's.
+
+    Bit a of before[b]: row a of a rank is over before row b of the same rank starts. Bit a of
+    before_everywhere[b]: row a is over on all ranks.
+    """
+
+    before: list[int]
+    before_everywhere: list[int]
+
+    @property
+    def phase_name(self) -> str:
+        """Return the phase's name."""
+
+    @property
+    def tensors(self) -> Sequence[Tensor]:
+        """Return the handle table."""
+
+    @property
+    def rows(self) -> Columns:
+        """Return op, handles and parameters of every packet or instruction, PACKET_DTYPE."""
+
+    @property
+    def limits(self) -> dict[str, int]:
+        """Return the bytes of the arena and of the peer segment."""
+
+    def name(self, index: int) -> str:
+        """Return how messages call a row."""
 
 
 @dataclass(slots=True)
 class Order:
-    """One phase with what its waits imply.
+    """One phase of a plan with what its waits imply (see `Ordering`).
 
-    Bit a of before[b]: packet a of a rank is over before packet b of the same rank starts. Bit a of
-    before_everywhere[b]: packet a is over on all ranks. Only an exact threshold counts: fewer
-    arrivals leave slices running, more never come.
+    Only an exact threshold counts: fewer arrivals leave slices running, more never come.
     """
 
     plan: Plan
@@ -29,6 +59,26 @@ class Order:
         self.before, self.before_everywhere = [], []
         for index in range(len(self.phase.packets)):
             self._order(index)
+
+    @property
+    def phase_name(self) -> str:
+        """Return the phase's name."""
+        return self.phase.name
+
+    @property
+    def tensors(self) -> Sequence[Tensor]:
+        """Return the plan's handle table."""
+        return self.plan.tensors
+
+    @property
+    def rows(self) -> Columns:
+        """Return the packets."""
+        return self.phase.packets
+
+    @property
+    def limits(self) -> dict[str, int]:
+        """Return the bytes of the arena and of the peer segment."""
+        return {"arena": self.phase.arena_bytes, "peer": self.phase.peer_bytes}
 
     def total(self, counter: int) -> int:
         """Return the arrivals at a counter when all its producers are done, 0 if it has none."""

@@ -8,6 +8,8 @@ from k3tool.compiler.plan import Phase, Plan
 from k3tool.errors import ArtifactError, UsageError
 from k3tool.isa import device, queues
 from k3tool.isa.stream import Isa, Stream, check_isa
+from k3tool.isa.windows import build_windows
+from k3tool.targets import get_target
 
 
 def emit(plan: Plan, target: str, plan_name: str = "plan.h5") -> Isa:
@@ -43,4 +45,5 @@ def _emit_phase(plan: Plan, phase: Phase, plan_name: str) -> Stream:
         peer_bytes=phase.peer_bytes,
         instructions=tuple(device.pack(phase.packets, rank) for rank in range(plan.tp)),
         queues=built,
+        windows=build_windows(built, get_target(str(plan.params["target"]))),
     )

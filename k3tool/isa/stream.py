@@ -20,6 +20,8 @@ from k3tool.isa import table
 from k3tool.isa.columns import ENTRY_DTYPE, WAIT_DTYPE, Columns
 from k3tool.isa.queues import Queues
 from k3tool.isa.stream_checks import check_tables, refuse
+from k3tool.isa.windows import Windows
+from k3tool.targets import TARGETS
 
 ISA_SCHEMA = 1
 _NUMBERS = ("max_tokens", "scratch_floats", "arena_bytes", "peer_bytes")
@@ -30,7 +32,7 @@ class Stream:
     """One phase of a program.
 
     `instructions[rank]` is (P, 16) u4; `queues` says who executes what. `scratch_floats` is the
-    most any instruction asks a workgroup for.
+    most any instruction asks a workgroup for. `windows` are None where the target has one domain.
     """
 
     name: str
@@ -40,6 +42,7 @@ class Stream:
     peer_bytes: int
     instructions: tuple[Columns, ...]
     queues: Queues
+    windows: Windows | None = None
 
     @property
     def n_gates(self) -> int:
@@ -110,15 +113,25 @@ def load_isa(path: str | Path) -> Isa:
 
     Raises: ArtifactError naming the file, the phase and what is out of range.
     """
+    isa = read_isa(path)
+    check_isa(isa, str(path))
+    return isa
+
+
+def read_isa(path: str | Path) -> Isa:
+    """Read isa.h5 without looking at what its tables hold: for a checker that reports on them.
+
+    Raises: ArtifactError naming the file and what is absent or of another form.
+    """
     with open_artifact(path, "isa", ISA_SCHEMA, isa_hash=table.isa_hash()) as file:
         for name in ("tp", "workgroups"):
             if not isinstance(file.params.get(name), int):
                 refuse(f"{path}: params: {name}", file.params.get(name), "a number")
         tensors = read_tensors({name: file.read(name) for name in tensor_datasets(())})
+        if file.target not in TARGETS:
+            refuse(f"{path}: target", file.target, " or ".join(sorted(TARGETS)))
         streams = {phase: _read_stream(file, phase) for phase in table.ALL_PHASES}
-        isa = Isa(file.target or "", tensors, streams, file.params, tuple(file.inputs), file.digest)
-    check_isa(isa, str(path))
-    return isa
+        return Isa(file.target, tensors, streams, file.params, tuple(file.inputs), file.digest)
 
 
 def check_isa(isa: Isa, where: str) -> None:
@@ -151,6 +164,14 @@ def _stream_datasets(stream: Stream) -> dict[str, Dataset]:
         f"{root}/local_counts": Dataset(queues.local_counts, ("counter",), "arrivals"),
         f"{root}/gate_counts": Dataset(queues.gate_counts, ("gate",), "arrivals"),
     }
+    if stream.windows is not None:
+        out |= {
+            f"{root}/windows": Dataset(stream.windows.order, ("entry",), "entry"),
+            f"{root}/window_ofs": Dataset(stream.windows.window_ofs, ("domain",), "entries"),
+            f"{root}/arrivals": Dataset(
+                stream.windows.arrivals, ("instruction", "domain"), "arrivals"
+            ),
+        }
     for rank, records in enumerate(stream.instructions):
         out[f"{root}/rank-{rank:02d}/instructions"] = Dataset(
             records, ("instruction", "word"), "K3Inst"
@@ -181,5 +202,9 @@ def _read_stream(file: Artifact, phase: str) -> Stream:
         local_counts=words("local_counts"),
         gate_counts=words("gate_counts"),
     )
+    windows = None
+    if TARGETS[str(file.target)].domains > 1:
+        domains = TARGETS[str(file.target)].domains
+        windows = Windows(words("windows"), words("window_ofs"), words("arrivals", domains))
     fields = {name: int(value) for name, value in zip(_NUMBERS, numbers, strict=True)}
-    return Stream(phase, instructions=records, queues=queues, **fields)
+    return Stream(phase, instructions=records, queues=queues, windows=windows, **fields)

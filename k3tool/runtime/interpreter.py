@@ -57,7 +57,8 @@ def handlers(target: str, path: Path | None = None) -> dict[str, set[int]]:
 
     Raises: UsageError for an unknown target; TargetError for a stale or absent interpreter.
     """
-    get_target(target)
+    if get_target(target).family != "cpu":
+        raise TargetError(f"interpreter of {target}", got="none in this build", need="target cpu")
     interpreter = load(path, any_source=path is not None)
     out = {}
     for line in _ask(interpreter.path, "--handlers").splitlines():

@@ -1,5 +1,6 @@
 """Each check of a plan has a control that passes and mistakes that it, by name, catches."""
 
+import json
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -9,12 +10,18 @@ import pytest
 from click.testing import CliRunner
 
 from k3tool.artifact import Dataset, open_artifact, write_artifact
-from k3tool.compiler.checks import check_plan, verify_plan
+from k3tool.checkpoint.sample_presets import PRESETS, preset_config
+from k3tool.compiler.checks import check_plan, require_proved, verify_program
+from k3tool.compiler.compile import compile_plan
 from k3tool.compiler.hazards import check_ordered
 from k3tool.compiler.order import Order
-from k3tool.compiler.plan import Phase, Plan, save_plan
+from k3tool.compiler.plan import PLAN_SCHEMA, Phase, Plan, save_plan
+from k3tool.errors import UnsoundError
 from k3tool.isa.columns import GATE, PACKET_REARM, WAIT_DTYPE
+from k3tool.isa.emit import emit
+from k3tool.isa.stream import save_isa
 from k3tool.isa.table import isa_hash
+from k3tool.model.config import K3Config
 from k3tool.verdict import Check, is_sound
 from stages.cli import run_command
 from tests.isa import plans
@@ -76,8 +83,11 @@ def test_the_plan_without_a_mistake_passes_every_check_that_runs() -> None:
     checks = check_plan(plans.plan())
     assert not failures(checks)
     assert is_sound(checks, strict=False)
-    assert not is_sound(checks, strict=True)  # A, F and G are NOT RUN
-    assert sum(check.status == "NOT RUN" for check in checks) == 3
+    # It was written by hand, so there is no model whose meaning it could have.
+    unmade = ["A rewrites", "A meaning", "A weights"]
+    assert [check.name for check in checks if check.status == "NOT RUN"] == unmade
+    with pytest.raises(UnsoundError, match="NOT RUN A meaning"):
+        require_proved(checks, "plan")
 
 
 H = plans.H
@@ -109,10 +119,10 @@ MISTAKES: list[tuple[str, Mistake, str, str]] = [
     ("beyond the peer segment", tensor("decode.part", offset=64), "C memory", "in the peer"),
     ("writes a weight", handle(1, 2, "norm"), "D ordered", "y (out) is norm (weight)"),
     ("a peer that is local", handle(3, 1, "decode.h"), "D ordered", "not a peer buffer"),
-    ("half a row", packet(1, unit_cols=1), "B slices", "packet 1 (RMSNORM)"),
-    ("rows missing", packet(5, n_units=56), "B slices", "packet 5 (GEMV_BF16)"),
-    ("rows twice", packet(5, n_units=32), "B slices", "packet 5 (GEMV_BF16)"),
-    ("another result's size", handle(4, 2, "decode.token"), "B slices", "packet 4 (RMSNORM)"),
+    ("half a row", packet(1, unit_cols=1), "B records", "packet 1 (RMSNORM)"),
+    ("rows missing", packet(5, n_units=56), "B records", "packet 5 (GEMV_BF16)"),
+    ("rows twice", packet(5, n_units=32), "B records", "packet 5 (GEMV_BF16)"),
+    ("another result's size", handle(4, 2, "decode.token"), "B records", "packet 4 (RMSNORM)"),
     ("peers across phases", tensor("decode.part", offset=0), "D steps",
      "decode packet 2 (GEMV_BF16_BLOCKS) may write decode.part"),
 ]  # fmt: skip
@@ -152,7 +162,7 @@ def rewrite(path: Path, name: str, change: Callable[[bytes], bytes]) -> None:
         attrs, params, target = file.attrs, file.params, file.target
     raw = change(np.asarray(datasets[name].data).tobytes())
     datasets[name] = Dataset(np.frombuffer(raw, np.uint8), ("x",))
-    write_artifact(path, "plan", 1, datasets, attrs, params=params, target=target,
+    write_artifact(path, "plan", PLAN_SCHEMA, datasets, attrs, params=params, target=target,
                    isa_hash=isa_hash())  # fmt: skip
 
 
@@ -167,7 +177,7 @@ WIRE = "phases/decode/wire"
 
 def test_the_file_as_saved_decodes_and_encodes_to_its_bytes(saved: Path) -> None:
     rewrite(saved, WIRE, lambda raw: raw)
-    checks = verify_plan(saved)
+    checks = verify_program(saved)
     assert not failures(checks)
     assert [check.status for check in checks if check.name.startswith("E")] == ["PASS", "PASS"]
 
@@ -185,7 +195,7 @@ def test_bytes_that_are_no_wire_form_fail_check_e_and_stop_the_rest(
     saved: Path, change: Callable[[bytes], bytes], words: str
 ) -> None:
     rewrite(saved, WIRE, change)
-    checks = verify_plan(saved)
+    checks = verify_program(saved)
     assert words in failures(checks)["E wire decode"]
     assert all(check.status == "NOT RUN" for check in checks if not check.name.startswith("E"))
 
@@ -205,27 +215,46 @@ def test_a_plan_that_does_nothing_is_no_pass() -> None:
 # -- the command ---------------------------------------------------------------------------------
 
 
+@pytest.fixture(scope="module")
+def made() -> Plan:
+    config = K3Config.from_dict(preset_config(PRESETS["tiny"]))
+    return compile_plan(config, tp=2, target="cpu", workgroups=8, chunk=4, batch=1, ctx=512)
+
+
 def test_the_command_exits_with_the_code_of_the_table(
-    saved: Path, capsys: pytest.CaptureFixture[str]
+    made: Plan, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert run_command(["verify", "plan", str(saved)]) == 0
-    out = capsys.readouterr().out
-    assert "NOT RUN A rewrites" in out
-    assert out.splitlines()[-1] == "PASS: 13 PASS, 0 FAIL, 3 NOT RUN"
-    assert run_command(["verify", "plan", "--strict", str(saved)]) == 4
-    save_plan(packet(3, threshold=5)(plans.plan()), saved)
-    assert run_command(["verify", "plan", str(saved)]) == 4
+    path, isa = tmp_path / "plan.h5", tmp_path / "isa.h5"
+    save_isa(emit(save_plan(made, path), "cpu", path.name), isa)
+    assert run_command(["verify", "plan", str(path)]) == 0
+    assert run_command(["verify", "plan", str(path), str(isa)]) == 0
+    assert capsys.readouterr().out.splitlines()[-1].startswith("PASS: ")
+    save_plan(packet(3, threshold=5)(made), path)
+    assert run_command(["verify", "plan", str(path)]) == 4
     assert "FAIL    D thresholds decode: packet 3" in capsys.readouterr().out
-    saved.write_bytes(saved.read_bytes()[:-100])
-    assert run_command(["verify", "plan", str(saved)]) == 3
-    assert run_command(["verify", "plan", str(saved.with_name("none.h5"))]) == 3
+    assert run_command(["verify", "plan", str(path), str(isa)]) == 3  # emitted from another plan
+    path.write_bytes(path.read_bytes()[:-100])
+    assert run_command(["verify", "plan", str(path)]) == 3
+    assert run_command(["verify", "plan", str(path.with_name("none.h5"))]) == 3
     assert run_command(["verify", "plan"]) == 2
 
 
-def test_json_holds_every_check(saved: Path) -> None:
+def test_a_check_that_was_not_run_is_a_failure(
+    saved: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run_command(["verify", "plan", str(saved)]) == 4
+    out = capsys.readouterr()
+    assert "NOT RUN A meaning: no config is recorded to compare with" in out.out
+    assert "FAIL: " in out.out.splitlines()[-1]
+    assert "NOT RUN A meaning" in out.err
+
+
+def test_json_holds_every_check(made: Plan, tmp_path: Path) -> None:
     from stages.verify import command
 
-    done = CliRunner().invoke(command, ["plan", str(saved), "--json"])
+    save_plan(made, tmp_path / "plan.h5")
+    done = CliRunner().invoke(command, ["plan", str(tmp_path / "plan.h5"), "--json"])
     assert done.exit_code == 0
-    assert '"sound":true' in done.stdout
-    assert done.stdout.count('"status":"NOT RUN"') == 3
+    data = json.loads(done.stdout)
+    assert data["sound"] is True
+    assert {check["name"][0] for check in data["checks"]} == set("ABCDEFG")

@@ -47,7 +47,7 @@ def weights() -> list[Tensor]:
     return [
         leaf("embed", (V, H), (V, H), "replicate"),
         leaf("norm", (H,), (H,), "replicate"),
-        leaf("o", (H, H), (H, H // RANKS), "cols"),
+        leaf("o", (H, H * RANKS), (H, H), "cols"),
         leaf("lm_head", (V, H), (V // RANKS, H), "rows"),
     ]
 
@@ -59,7 +59,7 @@ def phase(name: str, tokens: int, handle: dict[str, int]) -> Phase:
     rows = [
         (Op.EMBED_BF16, "embed x", [V], (4, H, 16, 1), [], None),
         (Op.RMSNORM, "x norm h", [eps], (tokens, H, 0, 1), [0], None),
-        (Op.GEMV_BF16_BLOCKS, "h o part", [H // RANKS, 4], (H, H, 1, 8), [1], 0),
+        (Op.GEMV_BF16_BLOCKS, "h o part", [H, 4], (H, H, 1, 8), [1], 0),
         (Op.ALL_REDUCE_ADD, "x part y", [], (H // 16, H, 16, 1), [2], None),
         (Op.RMSNORM, "y norm r", [eps], (tokens, H, 0, 1), [3], None),
         (Op.GEMV_BF16, "r lm_head logits", [H, 1], (V // RANKS, V // RANKS, 1, 8), [4], None),

@@ -2,21 +2,26 @@
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from k3tool.artifact import open_artifact
+from k3tool.checkpoint.sample_presets import PRESETS, preset_config
+from k3tool.compiler.compile import compile_plan
 from k3tool.compiler.plan import load_plan, save_plan
-from tests.isa import plans
+from k3tool.model.config import K3Config
 
 Run = Callable[..., Any]
 
 
 @pytest.fixture
 def plan(tmp_path: Path) -> Path:
-    save_plan(plans.plan(), tmp_path / "plan.h5")
+    config = K3Config.from_dict(preset_config(PRESETS["tiny"]))
+    plan = compile_plan(config, tp=2, target="cpu", workgroups=4, chunk=4, batch=1, ctx=512)
+    save_plan(plan, tmp_path / "plan.h5")
     return tmp_path / "plan.h5"
 
 
@@ -25,14 +30,16 @@ def test_a_plan_becomes_streams_with_the_plan_as_their_input(
 ) -> None:
     done = k3tool("emit-isa", plan, "--target", "cpu", "-o", tmp_path / "isa.h5")
     assert done.code == 0, done.err
-    assert "decode: 8 instructions, 20 entries in 4 queues, 7 waits, 2 gates" in done.out
+    phase = load_plan(plan).phases["decode"]
+    n_entries = int(phase.packets["n_slices"].sum())
+    assert f"decode: {len(phase.packets)} instructions, {n_entries} entries in 4 queues" in done.out
     with open_artifact(tmp_path / "isa.h5", "isa") as file:
         assert [(ref.role, ref.content_sha256) for ref in file.inputs] == [
             ("plan", load_plan(plan).digest)
         ]
         assert file.target == "cpu"
-        assert file.read("decode/rank-01/instructions").shape == (8, 16)
-        assert file.read("decode/entries").shape == (20, 8)
+        assert file.read("decode/rank-01/instructions").shape == (len(phase.packets), 16)
+        assert file.read("decode/entries").shape == (n_entries, 8)
 
 
 def test_the_same_plan_gives_the_same_digest(k3tool: Run, plan: Path, tmp_path: Path) -> None:
@@ -89,3 +96,19 @@ def test_a_plan_of_another_table_is_refused_with_both_hashes(
     assert done.code == 3
     assert "isa_hash: got" in done.err
     assert "f" * 64 in done.err
+
+
+def test_what_does_not_prove_itself_is_refused_and_not_left(
+    k3tool: Run, plan: Path, tmp_path: Path
+) -> None:
+    """The control is every test above: the same plan less one wait is accepted there."""
+    made = load_plan(plan)
+    phase = made.phases["decode"]
+    packets = phase.packets.copy()
+    packets["n_waits"][len(packets) - 1] = 0
+    phases = {**made.phases, "decode": replace(phase, packets=packets)}
+    save_plan(replace(made, phases=phases), plan)
+    done = k3tool("emit-isa", plan, "-o", tmp_path / "isa.h5")
+    assert done.code == 4
+    assert "F ordered decode" in done.err or "G gates decode" in done.err
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["plan.h5"]

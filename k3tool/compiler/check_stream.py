@@ -1,0 +1,137 @@
+"""Check F: an emitted stream proves itself again, from its 64-byte instructions and entries alone.
+
+Letters B, C and D of a plan's checks are repeated on what an interpreter reads: reads and writes
+come from records and the handle table, the order from wait and signal lists of entries. That all
+ranks' programs are one program is check G (``check_ranks``).
+"""
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from k3tool.compiler.hazards import check_memory, check_ordered, check_steps
+from k3tool.compiler.order import counter_name
+from k3tool.compiler.record_checks import record_faults, tensor_faults
+from k3tool.errors import ArtifactError
+from k3tool.isa.columns import GATE, PACKET_REARM
+from k3tool.isa.stream import Isa, check_isa
+from k3tool.isa.stream_order import StreamOrder
+from k3tool.isa.windows import window_faults
+from k3tool.verdict import Check, not_run, outcome
+
+STREAM_CHECKS = ("F tables", "F records", "F thresholds", "F acyclic", "F memory", "F ordered",
+                 "F steps", "F windows")  # fmt: skip
+
+
+def check_stream(isa: Isa, where: str) -> tuple[list[Check], list[StreamOrder]]:
+    """Run check F. Return its outcomes and the orders of all phases, none if tables are broken."""
+    tables = outcome("F tables", _tables(isa, where))
+    if tables.status != "PASS":
+        return [tables, *(not_run(name, "tables are broken") for name in STREAM_CHECKS[1:])], []
+    orders = [StreamOrder(isa, stream) for stream in isa.streams.values()]
+    checks = [tables]
+    for c in orders:
+        results = {
+            "F records": _records(c),
+            "F thresholds": _thresholds(c),
+            "F acyclic": _acyclic(c),
+            "F memory": check_memory(c),
+            "F ordered": check_ordered(c),
+            "F windows": window_faults(c.stream, isa.target),
+        }
+        checks += [outcome(f"{name} {c.phase_name}", result) for name, result in results.items()]
+    return [*checks, outcome("F steps", check_steps(orders))], orders
+
+
+def _tables(isa: Isa, where: str) -> tuple[str, list[str]]:
+    """F: everything is in range, queues are in order, each unit is in one entry."""
+    if not isa.streams or any(len(s.queues.signals) == 0 for s in isa.streams.values()):
+        return "", ["nothing to check: no instruction in a phase"]
+    try:
+        check_isa(isa, where)
+    except ArtifactError as error:
+        at = error.object.removeprefix(f"{where}: ")
+        return "", [f"{at}: got {error.got}, need {error.need}"]
+    n_entries = sum(len(stream.queues.entries) for stream in isa.streams.values())
+    return f"{n_entries} entries in range, queues in order, units in one entry each", []
+
+
+def _records(c: StreamOrder) -> tuple[str, list[str]]:
+    """F: words are what the tensors' sizes make them, tensors the bytes of their shapes."""
+    faults = list(tensor_faults(c.tensors))
+    faults += record_faults(c, c.stream.max_tokens, c.isa.tp, rank_of_params=0)
+    return f"{len(c.rows)} records, {len(c.tensors)} tensors", faults
+
+
+def _thresholds(c: StreamOrder) -> tuple[str, list[str]]:
+    """F: every wait is for exactly what arrives, and the audit's counts are the arrivals."""
+    faults, n_waits = [], 0
+    for index in range(len(c.rows)):
+        for waits in c.waits_of(index):
+            n_waits += len(waits)
+            faults += [
+                f"{c.name(index)}: waits for {threshold} at {counter_name(counter)}, "
+                f"where {c.arrivals.get(counter, 0)} arrive"
+                for counter, threshold in waits
+                if threshold != c.arrivals.get(counter, 0)
+            ]
+    faults += [*_audit_faults(c), *_flag_faults(c)]
+    return f"{len(c.arrivals)} counters, {n_waits} waits, as counted from entries", faults
+
+
+def _audit_faults(c: StreamOrder) -> Iterator[str]:
+    queues = c.stream.queues
+    for bit, counts in ((0, queues.local_counts), (GATE, queues.gate_counts)):
+        for number, need in enumerate(counts.tolist()):
+            got = c.arrivals.get(number | bit, 0)
+            if got != need:
+                who = c.producers.get(number | bit, [])
+                at = c.name(who[0]) if who else "no instruction"
+                yield f"{at}: {counter_name(number | bit)} gets {got}, the audit expects {need}"
+
+
+def _flag_faults(c: StreamOrder) -> Iterator[str]:
+    """Entries carry their record's flags, and one instruction clears the other bank, at a gate."""
+    entries = c.stream.queues.entries
+    wrong = entries["flags"] != c.rows["flags"][entries["inst"]]
+    if wrong.any():
+        bad = int(entries["inst"][np.argmax(wrong)])
+        yield f"{c.name(bad)}: an entry's flags are not the record's"
+    flagged = np.flatnonzero(c.rows["flags"] & PACKET_REARM).tolist()
+    if len(flagged) != 1:
+        yield f"instructions {flagged} clear the other bank, exactly one has to"
+        return
+    waited = {w for i in range(len(c.rows)) for waits in c.waits_of(i) for w, _ in waits}
+    for signals in c.signals_of(flagged[0]):
+        if not any(s & GATE and s in waited for s in signals):
+            yield f"{c.name(flagged[0])} clears the other bank but signals no gate waited for"
+
+
+def _acyclic(c: StreamOrder) -> tuple[str, list[str]]:
+    """F: every wait is on instructions that come earlier in every queue, so none can lock."""
+    faults = []
+    for index in range(len(c.rows)):
+        for waits in c.waits_of(index):
+            for counter, _ in waits:
+                producers = c.producers.get(counter)
+                if producers is None:
+                    faults.append(
+                        f"{c.name(index)} waits for {counter_name(counter)}: nobody signals it"
+                    )
+                    continue
+                faults += [
+                    f"{c.name(index)} waits for {c.name(p)}, which is not earlier"
+                    for p in producers
+                    if p >= index
+                ]
+    return f"{len(c.rows)} instructions, every wait on an earlier one", faults
+
+
+def names_not_run(reason: str) -> list[Check]:
+    """Return check F as NOT RUN, for a program that could not be read."""
+    return [not_run(name, reason) for name in STREAM_CHECKS]
+
+
+def orders_by_phase(orders: Sequence[StreamOrder]) -> dict[str, StreamOrder]:
+    """Return orders by the name of their phase."""
+    return {order.phase_name: order for order in orders}

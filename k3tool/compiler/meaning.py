@@ -1,0 +1,256 @@
+"""Whether a program computes the model: its fused ops, unfolded, are the graph of the config.
+
+Records are followed in order, each result replacing its tensor's value. A fused op is unfolded by
+reading the rule that makes it from right to left, down to primitive ops. What comes out has to be,
+node for node, the graph that the config implies: same weights, same constants, same inputs. Nothing
+of the scheduler or the e-graph is consulted, so a swapped weight of equal shape, another norm's eps
+or an op on the wrong buffer shows at its instruction.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from k3tool.compiler.order import Ordering
+from k3tool.compiler.plan import Tensor
+from k3tool.compiler.record_checks import handles_of, results_of
+from k3tool.compiler.rules import RULES, Term
+from k3tool.errors import K3Error
+from k3tool.isa.columns import spec_of
+from k3tool.isa.table import Op, OpSpec
+from k3tool.model.config import K3Config
+from k3tool.model.graph import build_graph, weight_table
+from k3tool.model.nodes import Graph, Leaf
+from k3tool.model.operators import attr_names, input_operands
+
+# By the op of a right side: what it was made from, and the right side itself.
+_MADE_BY: dict[Op | Leaf, list[tuple[Term, Term]]] = {}
+for _rule in RULES:
+    for _equation in _rule.equations:
+        _MADE_BY.setdefault(_equation.right.op, []).append((_equation.left, _equation.right))
+_FUSED = {term.op for made in _MADE_BY.values() for _, right in made for term in right.subterms()}
+
+
+def model_of(params: Mapping[str, Any]) -> K3Config | None:
+    """Return the config that a plan or stream says it was compiled from, None if it says none.
+
+    Raises: K3Error where the recorded config is none this build accepts.
+    """
+    if "config" not in params:
+        return None
+    return K3Config.from_dict(params["config"], "the recorded config", params.get("eps"))
+
+
+def check_meaning(c: Ordering, config: K3Config, tp: int) -> tuple[str, list[str]]:
+    """Compare one phase's records with the graph of the model."""
+    reader = _Reader(c.tensors, build_graph(config, tp))
+    for index, row in enumerate(c.rows):
+        fault = reader.step(row)
+        if fault is not None:
+            return "", [f"{c.name(index)}: {fault}"]
+    return f"{len(c.rows)} packets are the model's {reader.n_model} values", reader.missing()
+
+
+def weight_faults(tensors: Sequence[Tensor], config: K3Config, tp: int) -> Iterator[str]:
+    """Yield rows of the handle table that are not the weights the config implies."""
+    weights = weight_table(config, tp)
+    for handle, tensor in enumerate(tensors):
+        if tensor.role not in ("weight", "experts"):
+            continue
+        leaf = weights.get(tensor.leaf)
+        if leaf is None:
+            yield f"tensor {handle} ({tensor.name}): the model has no weight {tensor.leaf}"
+            continue
+        got = (tensor.dtype, tensor.logical, tensor.local, tensor.split, tensor.source)
+        need = (leaf.dtype, leaf.shape, leaf.local_shape, leaf.split, leaf.source)
+        words = ("dtype", "shape", "part", "split", "source")
+        for word, a, b in zip(words, got, need, strict=True):
+            if a != b:
+                yield f"tensor {handle} ({tensor.name}): {word} {a}, the model has {b}"
+
+
+# Ops that do several times what another one does: no rule makes them, packing into packets does.
+_PACKED: dict[Op, Op] = {
+    Op[many]: Op[one] for many, one in (("ATTN_PARTS_8", "ATTN_PART"),) if many in Op.__members__
+}
+
+
+@dataclass(slots=True)
+class _Reader:
+    """Follows records in the model's own graph, to which it adds the program's fused ops.
+
+    A value is a node; nodes below `n_model` are the model's. `value` is what each tensor holds.
+    """
+
+    tensors: Sequence[Tensor]
+    graph: Graph
+    n_model: int = field(init=False)
+    value: dict[int, int] = field(default_factory=dict)
+    unfolded: dict[int, int | None] = field(default_factory=dict)
+    last: int | None = None
+
+    def __post_init__(self) -> None:
+        self.n_model = len(self.graph.nodes)
+
+    def step(self, row: Any) -> str | None:
+        """Follow one record; return what is wrong with it, None if it makes values of the model."""
+        spec = spec_of(int(row["op"]))
+        assert spec is not None, row["op"]
+        handles = handles_of(spec, row["handles"].tolist())
+        inputs: dict[str, int] = {}
+        for operand in input_operands(spec.op):
+            found = self._read(handles[operand.name], operand.name, operand.role)
+            if isinstance(found, str):
+                return found
+            inputs[operand.name] = found
+        try:
+            made = self._results(spec, inputs, _attrs(spec, row))
+            meanings = [self._unfold(node) for node in made]
+        except K3Error as error:
+            return f"{error.object.removeprefix('?: ')} is {error.got}, need {error.need}"
+        for operand, node in zip(results_of(spec), made, strict=True):
+            self.value[handles[operand.name]] = node
+        self.last = meanings[-1]
+        # None: a part of something that only has a meaning with what a later packet does to it.
+        if any(meaning is not None and meaning >= self.n_model for meaning in meanings):
+            return f"is no value of the model: {self._describe(spec, handles, row)}"
+        return None
+
+    def _results(
+        self, spec: OpSpec, inputs: Mapping[str, int], attrs: Mapping[str, int]
+    ) -> list[int]:
+        """Return the values a record makes: one, or the parts of a group."""
+        n_results = len(results_of(spec))
+        if spec.op in _PACKED:
+            single = _PACKED[spec.op]
+            names = [operand.name for operand in input_operands(single)]
+            made = []
+            for i in range(n_results):
+                own = [inputs[f"{n}{i}"] if f"{n}{i}" in inputs else inputs[n] for n in names]
+                made.append(self.graph.add(single, "?", own, **attrs))
+            return made
+        node = self.graph.add(spec.op, "?", list(inputs.values()), **attrs)
+        if n_results <= 1:
+            return [node]
+        return [self.graph.add(Op["PART"], "?", [node], index=i) for i in range(n_results)]
+
+    def missing(self) -> list[str]:
+        """Return what is wrong with the whole, every packet having been followed."""
+        if self.last == self.graph.outputs[0]:
+            return []
+        got = "part of a value" if self.last is None else self.graph.names[self.last]
+        return [f"the last packet makes {got}, need the model's token"]
+
+    def _read(self, handle: int, operand: str, role: str) -> int | str:
+        if handle >= len(self.tensors):
+            return f"{operand} has handle {handle} of {len(self.tensors)}"
+        if handle in self.value:
+            return self.value[handle]
+        tensor = self.tensors[handle]
+        if (tensor.role in ("weight", "experts")) != (role == "weight"):
+            return f"{operand} ({role}) is {tensor.name} ({tensor.role})"
+        if role == "weight":
+            return self.graph.leaf(Leaf.WEIGHT, tensor.leaf)
+        if role == "state":
+            if tensor.name not in self.graph.states:
+                return f"{operand}: the model has no state {tensor.name}"
+            return self.graph.leaf(Leaf.STATE, tensor.name)
+        if operand == "blocks":
+            return self.graph.leaf(Leaf.BLOCKS, "blocks", tensor.local[-1])
+        return f"{operand}: nothing has written {tensor.name}"
+
+    def _unfold(self, node: int) -> int | None:
+        """Return a value in primitive ops, None for what only has a meaning inside another."""
+        found = self.graph.nodes[node]
+        if node < self.n_model or isinstance(found.op, Leaf):
+            return node
+        if node not in self.unfolded:
+            self.unfolded[node] = self._unfold_new(node)
+        return self.unfolded[node]
+
+    def _unfold_new(self, node: int) -> int | None:
+        found = self.graph.nodes[node]
+        reached: int | None = None
+        for left, right in _MADE_BY.get(found.op, ()):
+            values: dict[str, int] = {}
+            numbers: dict[str, int] = {}
+            if self._match(right, node, values, numbers):
+                reached = self._unfold(self._build(left, values, numbers))
+                if reached is not None and reached < self.n_model:
+                    return reached
+        if reached is not None or found.op in _FUSED:
+            return reached
+        whole = [self._whole(i) for i in found.inputs]
+        assert isinstance(found.op, Op)
+        return self.graph.add(found.op, "?", whole, **{k: int(v) for k, v in found.attrs})
+
+    def _match(
+        self, term: Term, node: int, values: dict[str, int], numbers: dict[str, int]
+    ) -> bool:
+        """Match a rule's right side with a value of the program, binding its variables."""
+        found = self.graph.nodes[node]
+        if found.op is not term.op:
+            return False
+        for pattern, (_, attr) in zip(term.attrs, found.attrs, strict=True):
+            bound = numbers.setdefault(pattern, int(attr)) if isinstance(pattern, str) else pattern
+            if bound != int(attr):
+                return False
+        for item, i in zip(term.inputs, found.inputs, strict=True):
+            if isinstance(item, Term):
+                if not self._match(item, i, values, numbers):
+                    return False
+            elif values.setdefault(item, i) != i:
+                return False
+        return True
+
+    def _build(self, term: Term, values: Mapping[str, int], numbers: dict[str, int]) -> int:
+        """Return what a rule's left side is under a match of its right one, not unfolded yet."""
+        if term.name in values:  # `o@(...)`: the right side holds the whole inner term
+            return values[term.name]
+        inputs = [
+            self._build(item, values, numbers) if isinstance(item, Term) else values[item]
+            for item in term.inputs
+        ]
+        if any(isinstance(attr, str) and attr not in numbers for attr in term.attrs):
+            self._bind_from_model(term, [self._whole(i) for i in inputs], numbers)
+        attrs = {
+            name: numbers[attr] if isinstance(attr, str) else attr
+            for name, attr in zip(attr_names(term.op), term.attrs, strict=True)
+        }
+        return self.graph.add(term.op, "?", inputs, **attrs)
+
+    def _bind_from_model(self, term: Term, inputs: Sequence[int], numbers: dict[str, int]) -> None:
+        """Bind a number that only the left side has (a head's size) as the model has it there.
+
+        Raises: K3Error where the model does nothing of the kind with these inputs.
+        """
+        for node in self.graph.nodes[: self.n_model]:
+            if node.op is term.op and list(node.inputs) == inputs:
+                found = [int(value) for _, value in node.attrs]
+                for pattern, value in zip(term.attrs, found, strict=True):
+                    if isinstance(pattern, str):
+                        numbers.setdefault(pattern, value)
+                return
+        names = ", ".join(self.graph.names[i] for i in inputs)
+        raise K3Error(f"{term.op.name} of {names}", got="absent from the model", need="a value")
+
+    def _whole(self, node: int) -> int:
+        found = self._unfold(node)
+        if found is None:
+            raise K3Error(str(self.graph.nodes[node].op), got="a part of a value", need="a whole")
+        return found
+
+    def _describe(self, spec: OpSpec, handles: Mapping[str, int], row: Any) -> str:
+        words = [
+            f"{operand.name}={self.tensors[handles[operand.name]].name}"
+            for operand in spec.operands
+            if operand.role != "out"
+        ]
+        words += [f"{name}={value}" for name, value in _attrs(spec, row).items()]
+        return " ".join([spec.name, *words])
+
+
+def _attrs(spec: OpSpec, row: Any) -> dict[str, int]:
+    """Return a node's attributes from a record: parameters, and a head's size, a unit's columns."""
+    words = dict(zip((p.name for p in spec.params), row["params"].tolist(), strict=False))
+    return {name: words.get(name, int(row["unit_cols"])) for name in attr_names(spec.op)}

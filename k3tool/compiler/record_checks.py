@@ -1,0 +1,143 @@
+"""What a record must satisfy given the handle table: sizes, units, parameters, bytes of tensors.
+
+The sizes of an op hang together in one way (``model.operators.SIZES``), so width, units and derived
+parameters are solved again here from the tensors that the record names and compared to its words.
+It serves plans and emitted streams alike and knows nothing of waits.
+"""
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cache
+from typing import Any
+
+from k3tool.compiler.handles import weight_bytes
+from k3tool.compiler.order import Ordering
+from k3tool.compiler.plan import Tensor
+from k3tool.errors import K3Error
+from k3tool.isa.columns import spec_of
+from k3tool.isa.table import Op, Operand, OpSpec
+from k3tool.model.operators import attr_names, input_operands, params_of, solve_sizes, units_of
+
+_WEIGHT_DTYPES = {"weight": ("bf16", "f32"), "experts": ("mxfp4",)}
+
+
+def tensor_faults(tensors: Sequence[Tensor]) -> Iterator[str]:
+    """Yield what is wrong with rows of the handle table: roles, dtypes and bytes of a shape."""
+    for handle, tensor in enumerate(tensors):
+        allowed = _WEIGHT_DTYPES.get(tensor.role, ("f32", "u32"))
+        if tensor.dtype not in allowed:
+            need = " or ".join(allowed)
+            yield f"tensor {handle} ({tensor.name}) is {tensor.dtype}, a {tensor.role} is {need}"
+            continue
+        kind = "f32" if tensor.dtype == "u32" else tensor.dtype
+        need_bytes = weight_bytes(kind, tensor.local)
+        if tensor.n_bytes != need_bytes:
+            yield (
+                f"tensor {handle} ({tensor.name}) has {tensor.n_bytes} bytes, {tensor.dtype} of "
+                f"{list(tensor.local)} has {need_bytes}"
+            )
+
+
+def record_faults(c: Ordering, max_tokens: int, tp: int, rank_of_params: int) -> Iterator[str]:
+    """Yield each row whose words are not what its tensors' sizes make them.
+
+    `rank_of_params` multiplies per-rank parameters: 1 for a plan, whose words are strides.
+    """
+    for index, row in enumerate(c.rows):
+        for fault in _row_faults(row, c.tensors, max_tokens, tp, rank_of_params):
+            yield f"{c.name(index)}: {fault}"
+
+
+def handles_of(spec: OpSpec, slots: Sequence[int]) -> dict[str, int]:
+    """Return the handle of every operand of a record, by name."""
+    if hasattr(spec, "handles"):
+        found: Sequence[int] = spec.handles(slots)
+    else:
+        found = [int(slot) for slot in slots[: len(spec.operands)]]
+    return {operand.name: handle for operand, handle in zip(spec.operands, found, strict=True)}
+
+
+def results_of(spec: OpSpec) -> list[Operand]:
+    """Return the operands that hold an op's results: those written whole, else the one in place."""
+    return [o for o in spec.operands if o.role == "out"] or [spec.output]
+
+
+def _row_faults(
+    row: Any, tensors: Sequence[Tensor], max_tokens: int, tp: int, rank_of_params: int
+) -> Iterator[str]:
+    spec = spec_of(int(row["op"]))
+    assert spec is not None, row["op"]
+    handles = handles_of(spec, row["handles"].tolist())
+    if any(handle >= len(tensors) for handle in handles.values()):
+        return  # the order check names it
+    shapes = _local_shapes(spec, handles, tensors)
+    words = dict(zip((p.name for p in spec.params), row["params"].tolist(), strict=False))
+    attrs = {name: words.get(name, int(row["unit_cols"])) for name in attr_names(spec.op)}
+    key = (spec.op, tuple(sorted(shapes.items())), tuple(sorted(attrs.items())), tp, max_tokens)
+    solved = _solve(*key)
+    if isinstance(solved, str):
+        yield solved
+        return
+    width, units, params = solved
+    factors = [rank_of_params if p.kind == "u32_per_rank" else 1 for p in spec.params]
+    need_params = [value * factor for value, factor in zip(params, factors, strict=True)]
+    cut = (int(row["n_units"]), int(row["unit_cols"]))
+    if spec.unit in ("column", "channel") and cut[0] * cut[1] == units[0] * units[1]:
+        cut = units  # neighbouring columns may be cut anywhere
+    for name, got, need in (
+        ("width", int(row["width"]), width),
+        ("(units, columns a unit)", cut, units),
+        ("parameters", row["params"].tolist()[: len(spec.params)], need_params),
+    ):
+        if got != need:
+            yield f"{name} {got}, its tensors give {need}"
+    yield from _result_faults(spec, handles, tensors, width, max_tokens)
+
+
+@cache
+def _solve(
+    op: Op,
+    shapes: tuple[tuple[str, tuple[int, ...]], ...],
+    attrs: tuple[tuple[str, int], ...],
+    tp: int,
+    max_tokens: int,
+) -> str | tuple[int, tuple[int, int], list[int]]:
+    """Return width, units and parameters, or in words why the sizes have no solution."""
+    named = dict(attrs)
+    try:
+        width, sizes = solve_sizes(op, "sizes", dict(shapes), named, tp=tp)
+        return (
+            width,
+            units_of(op, width, sizes, max_tokens),
+            params_of(op, named, sizes, tp),
+        )
+    except K3Error as error:
+        return f"{error.object.removeprefix('sizes: ')} is {error.got}, need {error.need}"
+    except ZeroDivisionError:
+        return "a size of 0"
+
+
+def _local_shapes(
+    spec: OpSpec, handles: Mapping[str, int], tensors: Sequence[Tensor]
+) -> Mapping[str, tuple[int, ...]]:
+    shapes: dict[str, tuple[int, ...]] = {}
+    for operand in input_operands(spec.op):
+        local = tensors[handles[operand.name]].local
+        if operand.role == "weight":
+            shapes[operand.name] = local
+        elif operand.role != "state":
+            shapes[operand.name] = local[-1:]
+    return shapes
+
+
+def _result_faults(
+    spec: OpSpec, handles: Mapping[str, int], tensors: Sequence[Tensor], width: int, max_tokens: int
+) -> Iterator[str]:
+    """The results' tensors hold a row of `width` for every token, no more and no less."""
+    if spec.output.role != "out":
+        return
+    results = [tensors[handles[operand.name]] for operand in results_of(spec)]
+    elements = sum(math.prod(tensor.local) for tensor in results)
+    if elements != max_tokens * width:
+        names = " and ".join(tensor.name for tensor in results)
+        yield f"{names} has {elements} elements, need {max_tokens} rows of {width}"
