@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from k3tool.artifact import InputRef, canonical_json
+from k3tool.checkpoint.whole import require_whole
 from k3tool.errors import ArtifactError, UsageError
 from k3tool.isa.columns import spec_of
 from k3tool.isa.stream import Isa
@@ -75,6 +76,8 @@ def run_model(
     quiet: Say = say or (lambda text: None)
     source = open_source(options)
     check_request(options, source.config)
+    if source.checkpoint is not None:
+        require_whole(source.checkpoint)
     interpreter = load(options.interpreter, any_source=options.interpreter is not None)
     check_leaves(interpreter, options.leaves)
     isa = program(source, options, quiet)
