@@ -21,10 +21,9 @@ def open_regular(path: Path, need: str) -> int:
     """
     try:
         mode = os.stat(path).st_mode
-        if stat.S_ISDIR(mode):
-            raise ArtifactError(str(path), got="a folder", need=need)
         if not stat.S_ISREG(mode):
-            raise ArtifactError(str(path), got="no regular file", need=need)
+            got = "a folder" if stat.S_ISDIR(mode) else "no regular file"
+            raise ArtifactError(str(path), got=got, need=need, hint="put the file in its place")
         return os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except OSError as error:
         raise unreadable(path, need, error) from None

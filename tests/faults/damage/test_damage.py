@@ -73,18 +73,8 @@ def test_damage(
 ) -> None:
     case = CASES[name]
     opened.paths.clear()
-    opened.on = False
-    original = case.damage
-
-    def damage(folder: Path) -> object:
-        result = original(folder)
-        opened.on = True  # from here on it is the commands that open
-        return result
-
-    try:
-        VERDICTS[name] = bench.check(case._replace(damage=damage), checkpoint, healthy)
-    finally:
-        opened.on = False
+    bench.k3tool = opened.during(bench.k3tool)
+    VERDICTS[name] = bench.check(case, checkpoint, healthy)
     if case.kind == "index leads outside":
         outside = [p for p in opened.paths if os.path.basename(p) == "outside.safetensors"]
         assert not outside, f"opened: {outside}"
