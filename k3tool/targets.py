@@ -17,6 +17,7 @@ class Target:
     L2 cache; workgroup w is in domain w % domains, as the hardware deals them out. `on_chip_bytes`
     is what one workgroup may ask for, None where scratch is plain memory; what a prefill needs
     beyond it lies in device memory, `workspace_bytes` for all workgroups together.
+    `peak_bytes_per_s` is the memory's data-sheet bandwidth, 0 where there is no one number.
     """
 
     name: str
@@ -25,6 +26,7 @@ class Target:
     domains: int = 1
     on_chip_bytes: int | None = None
     workspace_bytes: int = 0
+    peak_bytes_per_s: float = 0.0
 
     def domain_of(self, workgroup: int) -> int:
         """Return the domain of a workgroup."""
@@ -33,13 +35,13 @@ class Target:
 
 KIB, GIB = 1024, 1 << 30
 
-# Units, L2 domains and memory per workgroup: vendors' data sheets of MI355X, MI300X and H100/H200.
+# Units, L2 domains and memory per workgroup: vendors' data sheets of MI355X, MI300X and H200.
 # 227 KiB is what a block may ask for of the 228 KiB of an SM.
 _ROWS = (
     Target("cpu", "cpu", 8),
-    Target("cuda:sm_90a", "cuda", 132, 1, 227 * KIB, 8 * GIB),
-    Target("hip:gfx942", "hip", 304, 8, 64 * KIB, 8 * GIB),
-    Target("hip:gfx950", "hip", 256, 8, 160 * KIB, 8 * GIB),
+    Target("cuda:sm_90a", "cuda", 132, 1, 227 * KIB, 8 * GIB, 4.8e12),
+    Target("hip:gfx942", "hip", 304, 8, 64 * KIB, 8 * GIB, 5.3e12),
+    Target("hip:gfx950", "hip", 256, 8, 160 * KIB, 8 * GIB, 8.0e12),
 )
 TARGETS: dict[str, Target] = {target.name: target for target in _ROWS}
 

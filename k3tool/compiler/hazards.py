@@ -103,6 +103,17 @@ def check_ordered(c: Ordering, spaces: Sequence[str] = ()) -> tuple[str, list[st
     return f"{pairs} pairs of accesses to the same bytes", faults
 
 
+def data_edges(c: Ordering) -> list[tuple[int, int]]:
+    """Return the (writer, reader) pairs of rows of which one reads bytes that the other wrote."""
+    found, _ = _accesses(c)
+    edges = {
+        (segment.writer, index)
+        for index, access, segment in _touched(c, found)
+        if not access.is_write and segment.writer is not None and segment.writer != index
+    }
+    return sorted(edges)
+
+
 def check_memory(c: Ordering) -> tuple[str, list[str]]:
     """C: what is read under a handle was last written under it, whole: no live buffers overlap."""
     found, faults = _accesses(c)

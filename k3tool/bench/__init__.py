@@ -1,0 +1,1 @@
+"""Benchmarks, one file each; `stages/bench.py` has their commands."""
