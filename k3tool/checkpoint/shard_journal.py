@@ -99,16 +99,22 @@ class Work:
         return sum(1 for _ in self._journal.iterdir()) if self._journal.is_dir() else 0
 
     def discard(self) -> None:
-        """Remove what was begun; what marks published work goes last."""
-        for path in sorted(self.path.iterdir(), key=lambda path: path in (self._key, self.moves)):
+        """Remove what was begun."""
+        # The key first: one without its files would be taken for work that goes on.
+        self._key.unlink(missing_ok=True)
+        for path in self.path.iterdir():
             if path.is_dir() and path != self.candidate:
                 shutil.rmtree(path)
             elif path.is_file() and path.name != "lock":
                 path.unlink()
 
+    def remove_candidate(self) -> None:
+        """Remove what is here before the work is claimed."""
+        shutil.rmtree(self.candidate, ignore_errors=True)
+
     def remove(self) -> None:
         """Remove the folder and what is in it."""
-        self.discard()  # in its order
+        self.discard()
         shutil.rmtree(self.path)
 
 
@@ -116,6 +122,14 @@ def work_path(out: Path, tp: int, ranks: Sequence[int]) -> Path:
     """Return the work folder's name: other ranks are other work, maybe on another machine."""
     some = "".join(f"-{rank:02d}" for rank in ranks) if len(ranks) < tp else ""
     return out.with_name(f".{out.name}.shard{some}")
+
+
+def clear_leftover(path: Path) -> None:
+    """Remove a work folder that no rerun could use: its run was killed as it began or ended."""
+    if path.exists() and not (path / "key").exists():
+        with locked(path) as work:
+            work.remove_candidate()
+            work.discard()
 
 
 @contextlib.contextmanager

@@ -7,7 +7,6 @@ bytes. Memory holds a block a thread, whatever the size of a tensor.
 
 import contextlib
 import os
-import shutil
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +16,7 @@ from k3tool.atomic import atomic_path
 from k3tool.checkpoint.index import INDEX_NAME
 from k3tool.checkpoint.reader import Checkpoint
 from k3tool.checkpoint.shard_copy import FileRecord, stands, write_file
-from k3tool.checkpoint.shard_journal import Work, locked, work_path
+from k3tool.checkpoint.shard_journal import Work, clear_leftover, locked, work_path
 from k3tool.checkpoint.shard_plan import VISION_REASON, FileJob, ShardPlan, plan_shards
 from k3tool.checkpoint.shard_provenance import write_rank, write_set
 from k3tool.checkpoint.shard_publish import check_output, is_published, publish
@@ -127,21 +126,30 @@ class ShardJob:
     def make_plan(self, keep_vision: bool, max_file_bytes: int | None = None) -> None:
         """Settle what goes where; nothing is written yet."""
         self.checkpoint.config.check_tp(self.tp)
-        if not (work_path(self.out, self.tp, self.ranks) / "moves").exists():
-            check_output(self.out, self.names, self.every, self.force)
+        path = work_path(self.out, self.tp, self.ranks)
+        with self._system_errors():
+            clear_leftover(path)
+            if not (path / "moves").exists():
+                check_output(self.out, self.names, self.every, self.force)
         self.plan = plan_shards(self.checkpoint, self.tp, keep_vision, max_file_bytes)
 
     @contextlib.contextmanager
     def working(self) -> Iterator[None]:
         """Hold the work folder; on failure keep what a rerun can use and say so."""
+        path = work_path(self.out, self.tp, self.ranks)
+        with self._system_errors(), locked(path) as work:
+            self.work = work
+            try:
+                yield
+            except BaseException as error:
+                self._give_up(error)
+                raise
+
+    @contextlib.contextmanager
+    def _system_errors(self) -> Iterator[None]:
+        """Turn what the system refuses into the message a user reads."""
         try:
-            with locked(work_path(self.out, self.tp, self.ranks)) as work:
-                self.work = work
-                try:
-                    yield
-                except BaseException as error:
-                    self._give_up(error)
-                    raise
+            yield
         except OSError as error:
             got = error.strerror or str(error)
             raise K3Error(str(self.path), got=got, need="a writable folder") from None
@@ -164,7 +172,7 @@ class ShardJob:
     def prepare(self) -> None:
         """Claim the work folder for this very work."""
         candidate = self.work.candidate
-        shutil.rmtree(candidate, ignore_errors=True)
+        self.work.remove_candidate()
         candidate.mkdir()
         try:
             digest = self._write_beside(candidate)
@@ -176,7 +184,7 @@ class ShardJob:
             for path in candidate.iterdir():
                 path.rename(self.work.set / path.name)
         finally:
-            shutil.rmtree(candidate, ignore_errors=True)
+            self.work.remove_candidate()
         for name in self.names:
             (self.work.set / name).mkdir(exist_ok=True)
         if resumes:
