@@ -1,4 +1,4 @@
-"""Build hook: the CPU interpreter is compiled when the package is installed (plain or editable)."""
+"""Build hook: the CPU interpreter and the scan library are compiled at install."""
 
 import sys
 from pathlib import Path
@@ -20,6 +20,7 @@ class BuildInterpreter(build_py):
         root = ROOT if self.editable_mode else Path(self.build_lib)
         try:
             interpreter.build(interpreter.executable_path(root), root=ROOT, keep=self.editable_mode)
+            interpreter.build_scan(interpreter.scan_library_path(root), root=ROOT)
         except TargetError as error:
             sys.exit(error.text("install"))
 

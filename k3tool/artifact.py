@@ -42,7 +42,7 @@ from k3tool.atomic import atomic_path
 from k3tool.errors import ArtifactError, K3Error
 
 Array = npt.NDArray[Any]
-KINDS = ("coverage", "shards", "rank", "plan", "isa", "tokens", "trace", "bench")
+KINDS = ("coverage", "shards", "rank", "plan", "isa", "tokens", "trace", "bench", "fingerprint")
 USER_BLOCK_BYTES = 512  # the smallest that HDF5 allows
 _UNHASHED = ("k3.content_sha256", "k3.tool")
 _OPTIONAL = {"target": "k3.target", "phase": "k3.phase", "isa_hash": "k3.isa_hash"}

@@ -27,6 +27,13 @@ NEXT_STEPS: dict[str, str] = {
     "total_size": "fetch the index again, or correct the number",
     "unread leaf": "report this: the weight table and the operator graph differ",
     "unknown leaf": "report this: the weight table and the operator graph differ",
+    # of values: inspect --values
+    "non-finite": "fetch the file again; if it is whole, the export is broken",
+    "scale byte": "the values are damaged or of another format: fetch the file again",
+    "all zeros": "fetch the file again: a part of it may never have been written",
+    "swapped": "fetch the file again, or move the tensors back",
+    "changed": "fetch the file again, or record the new fingerprint with --fingerprint",
+    "not recorded": "record the fingerprint of this checkpoint with --fingerprint",
 }
 FINDING_KINDS = tuple(NEXT_STEPS)
 

@@ -14,6 +14,7 @@ import json
 import math
 import os
 import re
+from collections.abc import Iterator
 from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple, TypeGuard
@@ -87,15 +88,17 @@ class Header:
         offset = self.data_start + self.table.starts[row]
         return TensorInfo(name, dtype, shape, self.file, offset, n_bytes)
 
+    def infos(self) -> Iterator[TensorInfo]:
+        """Yield where each tensor lies, in the order of the header."""
+        table, start = self.table, self.data_start
+        sizes = [math.prod(shape) * DTYPE_BYTES[dtype] for dtype, shape in table.kinds]
+        for name, kind, offset in zip(self.names(), table.kind_of, table.starts, strict=True):
+            yield TensorInfo(name, *table.kinds[kind], self.file, start + offset, sizes[kind])
+
     @cached_property
     def tensors(self) -> dict[str, TensorInfo]:
         """Return where each tensor lies, by name."""
-        table, start = self.table, self.data_start
-        sizes = [math.prod(shape) * DTYPE_BYTES[dtype] for dtype, shape in table.kinds]
-        return {
-            name: TensorInfo(name, *table.kinds[kind], self.file, start + offset, sizes[kind])
-            for name, kind, offset in zip(self.names(), table.kind_of, table.starts, strict=True)
-        }
+        return {info.name: info for info in self.infos()}
 
 
 def read_header_bytes(path: Path) -> tuple[bytes, int]:

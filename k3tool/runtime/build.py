@@ -1,4 +1,4 @@
-"""Compile the CPU interpreter `k3-cpu`: called at install, by `make build`, and by tests.
+"""Compile the CPU interpreter `k3-cpu` and the scan library: at install, by `make build`, by tests.
 
 Only the standard library and the op table are used, because pip runs this before anything is
 installed. It does not decide whether a built interpreter may be used; `interpreter.py` does.
@@ -24,6 +24,8 @@ ROOT = Path(__file__).resolve().parents[2]
 SOURCE_FOLDERS = ("kernels_common", "kernels_cpu")
 BUILD_FOLDER = "build"  # inside kernels_cpu, of the source tree or of an installed copy
 EXECUTABLE = "k3-cpu"
+SCAN_FOLDER = "scan"  # inside kernels_cpu: sources of the library, which the interpreter lacks
+SCAN_LIBRARY = "k3-scan.so"
 
 # -ffp-contract=off is part of the arithmetic contract: gcc contracts a * b + c by default.
 _COMMON = (
@@ -54,6 +56,13 @@ _UNITS = (
     Unit("image", "image.c", ("-O2",)),
     Unit("main", "main.c", ("-O2",)),
 )
+_SCAN_UNITS = (
+    Unit("scan-plain", "scan/scan_loops.c", ("-fPIC", "-O3", "-DK3_SCAN_NAME=plain")),
+    Unit("scan-avx2", "scan/scan_loops.c", ("-fPIC", "-O3", "-DK3_SCAN_NAME=avx2", *_AVX2)),
+    Unit("scan-avx512", "scan/scan_loops.c",
+         ("-fPIC", "-O3", "-DK3_SCAN_NAME=avx512", "-mprefer-vector-width=512", *_AVX512)),
+    Unit("scan", "scan/scan.c", ("-fPIC", "-O2")),
+)  # fmt: skip
 
 
 def source_files(root: Path = ROOT) -> list[Path]:
@@ -62,14 +71,23 @@ def source_files(root: Path = ROOT) -> list[Path]:
         path
         for folder in SOURCE_FOLDERS
         for path in (root / folder).rglob("*.[ch]")
-        if BUILD_FOLDER not in path.relative_to(root).parts
+        if not {BUILD_FOLDER, SCAN_FOLDER} & set(path.relative_to(root).parts)
     )
 
 
 def source_hash(root: Path = ROOT) -> str:
     """Return the SHA-256 of the sources and of how they are compiled; checked at load."""
-    digest = hashlib.sha256(repr((_COMMON, _UNITS)).encode())
-    for path in source_files(root):
+    return _hash(root, _UNITS, source_files(root))
+
+
+def scan_source_hash(root: Path = ROOT) -> str:
+    """Return the same of the scan library."""
+    return _hash(root, _SCAN_UNITS, sorted((root / "kernels_cpu" / SCAN_FOLDER).glob("*.[ch]")))
+
+
+def _hash(root: Path, units: Sequence[Unit], files: Sequence[Path]) -> str:
+    digest = hashlib.sha256(repr((_COMMON, units)).encode())
+    for path in files:
         data = path.read_bytes()
         digest.update(f"{path.relative_to(root).as_posix()} {len(data)}\n".encode())
         digest.update(data)
@@ -79,6 +97,11 @@ def source_hash(root: Path = ROOT) -> str:
 def executable_path(root: Path = ROOT) -> Path:
     """Return where the interpreter is, built or not."""
     return root / "kernels_cpu" / BUILD_FOLDER / EXECUTABLE
+
+
+def scan_library_path(root: Path = ROOT) -> Path:
+    """Return where the scan library is, built or not."""
+    return root / "kernels_cpu" / BUILD_FOLDER / SCAN_LIBRARY
 
 
 def build(
@@ -128,6 +151,28 @@ def build(
         os.replace(made, output)
     if keep and not changes:
         _forget_others(kept, objects)
+    return output
+
+
+def build_scan(output: Path | None = None, *, root: Path = ROOT) -> Path:
+    """Compile the scan library to `output` (default: scan_library_path) and return its path.
+
+    Raises: TargetError if there is no C compiler or it refuses a source.
+    """
+    compiler, output = _compiler(), output or scan_library_path(root)
+    define = "-DK3_SOURCE_HASH=" + json.dumps(scan_source_hash(root))
+    try:
+        output.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=output.parent) as name:
+            folder = Path(name)
+            objects = [folder / f"{unit.name}.o" for unit in _SCAN_UNITS]
+            for unit, made in zip(_SCAN_UNITS, objects, strict=True):
+                _run([compiler, *_arguments(root, folder, unit), define, "-o", str(made)])
+            library = folder / SCAN_LIBRARY
+            _run([compiler, "-shared", "-o", str(library), *map(str, objects)])
+            os.replace(library, output)
+    except OSError as error:
+        raise TargetError(str(output), got=error.strerror, need="a writable folder") from None
     return output
 
 
@@ -183,6 +228,7 @@ def main() -> int:
     """Build in place; print where, or the one-line reason why not."""
     try:
         print(build())
+        print(build_scan())
     except TargetError as error:
         print(error.text("build"), file=sys.stderr)
         return error.exit_code

@@ -1,0 +1,130 @@
+"""The compiled scan of tensor bytes (kernels_cpu/scan): find it, check that it is current, call it.
+
+ctypes lets go of the interpreter while the library reads, so threads scan in parallel. What the
+numbers mean is for values.py to say.
+"""
+
+import ctypes
+import functools
+import os
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from k3tool.errors import TargetError
+from k3tool.runtime.build import scan_library_path, scan_source_hash
+
+BLOCK_BYTES = 256 << 10  # stays in the second-level cache between read() and the loops
+_FINGER_BLOCK = 1024  # K3_FINGER_BLOCK
+NONE = 2**64 - 1  # K3_SCAN_NONE
+DONE, ERROR, ENDED, STOPPED = range(4)
+LOOPS = {"auto": -1, "plain": 0, "avx2": 1, "avx512": 2}
+_REBUILD = "make build (or install the package again)"
+
+
+class Scan(ctypes.Structure):
+    """K3Scan of scan.h, field by field."""
+
+    _fields_ = (
+        ("n_bytes", ctypes.c_uint64),
+        ("n_nonfinite", ctypes.c_uint64),
+        ("first_bad", ctypes.c_uint64),
+        ("n_zero_rows", ctypes.c_uint64),
+        ("first_zero_row", ctypes.c_uint64),
+        ("fingerprint", ctypes.c_uint64 * 2),
+        ("histogram", ctypes.c_uint64 * 256),
+        ("first_high", ctypes.c_uint64),
+        ("absmax_bits", ctypes.c_uint32),
+        ("low_codes", ctypes.c_uint32),
+        ("high_codes", ctypes.c_uint32),
+        ("error", ctypes.c_int32),
+    )
+
+    def histogram_array(self) -> npt.NDArray[np.uint64]:
+        """Return a copy of the histogram."""
+        return np.frombuffer(self.histogram, dtype=np.uint64).copy()
+
+
+class StopFlag:
+    """A number that threads inside the library look at once a block."""
+
+    def __init__(self) -> None:
+        """Start cleared."""
+        self.value = ctypes.c_int(0)
+
+    def set(self) -> None:
+        """Make every scan that was given this flag return."""
+        self.value.value = 1
+
+
+class Scanner:
+    """One thread's buffer and calls."""
+
+    def __init__(self, stop: StopFlag, loops: str = "auto", path: Path | None = None) -> None:
+        """Load the library. Raises: TargetError if it is absent, stale or lacks the loops."""
+        self._library = load(path)
+        self._stop = stop
+        self._loops = LOOPS[loops]
+        self._block = ctypes.create_string_buffer(BLOCK_BYTES + _FINGER_BLOCK)
+        self.result = Scan()
+
+    def scan(
+        self,
+        descriptor: int,
+        offset: int,
+        n_bytes: int,
+        kind: int,
+        row_bytes: int,
+        *,
+        high_scale: int,
+        fingerprint: bool,
+    ) -> int:
+        """Scan a range of an open file into `result`; return DONE, ERROR, ENDED or STOPPED."""
+        code: int = self._library.k3_scan(
+            descriptor, offset, n_bytes, kind, row_bytes, high_scale, fingerprint,
+            self._block, BLOCK_BYTES, ctypes.byref(self._stop.value), self._loops,
+            ctypes.byref(self.result),
+        )  # fmt: skip
+        return code
+
+    def read_only(self, descriptor: int, offset: int, n_bytes: int, block_bytes: int) -> int:
+        """Read a range and look at nothing: what a scan's speed is compared with."""
+        if block_bytes > len(self._block):
+            self._block = ctypes.create_string_buffer(block_bytes + _FINGER_BLOCK)
+        count: int = self._library.k3_scan_read_only(
+            descriptor, offset, n_bytes, self._block, block_bytes
+        )
+        if count < 0:
+            raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+        return count
+
+
+@functools.lru_cache(maxsize=4)
+def load(path: Path | None = None) -> ctypes.CDLL:
+    """Load the library. Raises: TargetError if it is absent or made from other sources."""
+    path = path or scan_library_path()
+    if not path.is_file():
+        raise TargetError(str(path), got="no such file", need="the scan library", hint=_REBUILD)
+    try:
+        library = ctypes.CDLL(str(path), use_errno=True)
+        library.k3_scan_source_hash.restype = ctypes.c_char_p
+        library.k3_scan_size.restype = ctypes.c_size_t
+    except (OSError, AttributeError) as error:
+        need = "the scan library"
+        raise TargetError(str(path), got=str(error), need=need, hint=_REBUILD) from None
+    found, need = library.k3_scan_source_hash().decode(), scan_source_hash()
+    if found != need or library.k3_scan_size() != ctypes.sizeof(Scan):
+        got = f"{found[:12]}.."
+        raise TargetError(
+            f"{path}: source_hash", got=got, need=f"{need[:12]}.. of the sources", hint=_REBUILD
+        )
+    size, number = ctypes.c_uint64, ctypes.c_uint32
+    library.k3_scan.argtypes = (
+        ctypes.c_int, size, size, number, size, number, number,
+        ctypes.c_char_p, size, ctypes.POINTER(ctypes.c_int), ctypes.c_int, ctypes.POINTER(Scan),
+    )  # fmt: skip
+    library.k3_scan.restype = ctypes.c_int
+    library.k3_scan_read_only.argtypes = (ctypes.c_int, size, size, ctypes.c_char_p, size)
+    library.k3_scan_read_only.restype = ctypes.c_int64
+    return library
