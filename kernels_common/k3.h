@@ -81,8 +81,11 @@ K3_STATIC_ASSERT(sizeof(K3Inst) == 64, "a record is 64 bytes");
 K3_STATIC_ASSERT(sizeof(K3Entry) == 32, "an entry is 32 bytes");
 K3_STATIC_ASSERT(sizeof(K3Wait) == 8, "a wait is 8 bytes");
 
-/* The tensor of handle slot `slot`, as written in the generated header (K3_GEMV_BF16_X and so on). */
-K3_FN void* k3_tensor(const K3Ctx* c, const K3Inst* inst, uint32_t slot) { return c->tensor[inst->handle[slot]]; }
+/* The tensor of an operand, as written in the generated header (K3_GEMV_BF16_X and so on): a handle slot, and how far
+ * behind that slot's handle it lies where operands share one. */
+K3_FN void* k3_tensor(const K3Ctx* c, const K3Inst* inst, uint32_t operand) {
+  return c->tensor[inst->handle[operand & ((1u << K3_RUN_SHIFT) - 1u)] + (operand >> K3_RUN_SHIFT)];
+}
 
 /* Rank r's copy of a tensor that lives in the peer segment; own copy when r is c->rank. */
 K3_FN const float* k3_peer(const K3Ctx* c, const K3Inst* inst, uint32_t slot, uint32_t r) {

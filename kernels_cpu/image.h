@@ -66,8 +66,13 @@ typedef struct K3PhaseRow {
 enum K3DigestMode { K3_DIGEST_NONE = 0, K3_DIGEST_ROWS = 1, K3_DIGEST_CACHE = 2 };
 enum K3UnitKind { K3_UNIT_COLUMNS = 0, K3_UNIT_TOKEN = 1, K3_UNIT_STEP = 2 };
 typedef struct K3OpRow {
-    uint8_t output_slot, digest_mode, unit_kind, route_slot;
+    uint8_t output_slot, digest_mode, unit_kind;
+    uint8_t route_slot; /* slot of the route it reads, K3_NO_SLOT, or where it makes one: see K3_ROUTE_IN_SCRATCH */
 } K3OpRow;
+
+/* The op chooses experts itself and leaves the route at the start of its scratch; the low bits are the parameter that
+ * says how many a token. */
+#define K3_ROUTE_IN_SCRATCH 0x80u
 
 enum K3Place { K3_PLACE_FILE = 1, K3_PLACE_EXPERTS, K3_PLACE_ARENA, K3_PLACE_PEER, K3_PLACE_PRIVATE };
 typedef struct K3TensorRow {

@@ -123,8 +123,9 @@ static uint32_t execute(K3Worker *w, const K3Program *p, const K3Entry *e, uint3
     const K3OpFn body = inst->op < K3_N_OPCODES ? team->bodies->op[team->phase][inst->op] : NULL;
     if (body == NULL) return K3_FAULT_OPCODE; /* unknown, reserved or not served in this phase */
     const uint32_t route_slot = team->image->ops[inst->op].route_slot;
-    if (route_slot != K3_NO_SLOT) {
-        const uint32_t fault = k3_admit_experts(team, inst, route_slot, detail);
+    const int own_route = route_slot != K3_NO_SLOT && (route_slot & K3_ROUTE_IN_SCRATCH) != 0;
+    if (route_slot != K3_NO_SLOT && !own_route) {
+        const uint32_t fault = k3_admit_route(team, inst, route_slot, detail);
         if (fault != K3_FAULT_NONE) return fault;
     }
     body(&w->ctx, inst, e->unit0, e->unit1);
@@ -133,6 +134,11 @@ static uint32_t execute(K3Worker *w, const K3Program *p, const K3Entry *e, uint3
         return w->ctx.fault;
     }
     if (scratch_overrun(&w->ctx)) return K3_FAULT_SCRATCH;
+    if (own_route) { /* known only now, but nobody has seen the result yet: an expert that is refused stops the run */
+        const uint32_t top_k = inst->param[route_slot & ~K3_ROUTE_IN_SCRATCH];
+        const uint32_t fault = k3_admit_experts(team, inst, (const uint32_t *)w->ctx.scratch, top_k, detail);
+        if (fault != K3_FAULT_NONE) return fault;
+    }
     if ((e->flags & K3_ENTRY_DIGEST) != 0) w->digest += k3_result_digest(team, inst, e);
     if ((e->flags & K3_ENTRY_REARM) != 0) rearm(team);
     for (uint32_t i = 0; i < e->n_signals; i++) signal_counter(team, p->signals[e->signal_ofs + i]);

@@ -68,20 +68,24 @@ static int admit_expert(const K3Memory *m, const K3TensorRow *t, uint32_t expert
     return 1;
 }
 
-uint32_t k3_admit_experts(const K3Team *team, const K3Inst *inst, uint32_t route_slot, uint32_t *detail) {
-    const K3TensorRow *route = &team->image->tensors[inst->handle[route_slot]];
-    const uint32_t *ids = team->memory->tensor[inst->handle[route_slot]];
-    const uint32_t top_k = route->row_elems / 2;
+/* route: top_k ids of every token, then as many weights, which are not looked at. */
+uint32_t k3_admit_experts(const K3Team *team, const K3Inst *inst, const uint32_t *route, uint32_t top_k, uint32_t *detail) {
     for (uint32_t k = 0; k < K3_N_HANDLES; k++) {
         if (inst->handle[k] == 0xffff) continue;
         const K3TensorRow *t = &team->image->tensors[inst->handle[k]];
         if (t->place != K3_PLACE_EXPERTS) continue;
         for (uint32_t n = 0; n < team->step.n_tokens * top_k; n++) {
-            const uint32_t expert = ids[(uint64_t)(n / top_k) * route->row_elems + n % top_k];
+            const uint32_t expert = route[(uint64_t)(n / top_k) * 2 * top_k + n % top_k];
             *detail = expert;
             if (expert >= t->n_experts) return K3_FAULT_RANGE;
             if (!admit_expert(team->memory, t, expert)) return K3_FAULT_SCALE;
         }
     }
     return K3_FAULT_NONE;
+}
+
+/* The experts of a route that the instruction reads from a tensor. */
+uint32_t k3_admit_route(const K3Team *team, const K3Inst *inst, uint32_t route_slot, uint32_t *detail) {
+    const uint16_t handle = inst->handle[route_slot];
+    return k3_admit_experts(team, inst, team->memory->tensor[handle], team->image->tensors[handle].row_elems / 2, detail);
 }

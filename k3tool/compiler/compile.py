@@ -5,17 +5,18 @@ from dataclasses import dataclass
 from typing import Any
 
 from k3tool.artifact import InputRef
-from k3tool.compiler.dag import packet_dag
+from k3tool.compiler.dag import Dag, packet_dag
 from k3tool.compiler.egraph import saturate
 from k3tool.compiler.extract import Extracted, extract
 from k3tool.compiler.handles import Handles
-from k3tool.compiler.plan import NUMERICS_MODE, NUMERICS_VERSION, Phase, Plan
+from k3tool.compiler.plan import NUMERICS_MODE, NUMERICS_VERSION, Fired, Phase, Plan
 from k3tool.compiler.rules import rules_without
-from k3tool.compiler.schedule import Layout, build_phase
+from k3tool.compiler.schedule import Layout, build_phase, runs_of
 from k3tool.errors import UsageError
 from k3tool.isa.table import PAGE_TOKENS
 from k3tool.model.config import K3Config
 from k3tool.model.graph import build_graph
+from k3tool.model.nodes import Graph, Leaf
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,27 +60,43 @@ def compile_plan(
     _check_options(config, options)
     rules = rules_without(options.without)
     built = build_graph(config, tp)
-    extracted = extract(built, saturate(built, rules))
-    handles = Handles(extracted.graph, tp, slots=batch, pages=batch * options.pages)
-    phases = _phases(extracted, options, handles)
-    params = _params(config, options) | {
-        "checkpoint_identity": checkpoint_identity,
-        "rules": sorted({row.rule for row in extracted.fired if row.used}),
-    }
-    return Plan(tuple(handles.tensors), phases, params, extracted.fired, tuple(inputs))
-
-
-def _phases(extracted: Extracted, options: PlanOptions, handles: Handles) -> dict[str, Phase]:
-    """Return both phases: one graph, sized for a batch of single tokens and for a chunk of one."""
-    graph, rules = extracted.graph, extracted.rules
-    dag = packet_dag(graph)
+    saturated = saturate(built, rules)
+    tokens = {"decode": batch, "prefill": chunk}
+    chosen = {phase: extract(built, saturated, n) for phase, n in tokens.items()}
+    dags = {phase: packet_dag(extracted.graph) for phase, extracted in chosen.items()}
+    graphs = [extracted.graph for extracted in chosen.values()]
+    leaf_runs = [run for phase, dag in dags.items() for run in _leaf_runs(chosen[phase].graph, dag)]
+    handles = Handles(graphs, tp, batch, batch * options.pages, leaf_runs)
     phases: dict[str, Phase] = {}
     peer_bytes = 0
-    for name, max_tokens in (("decode", options.batch), ("prefill", options.chunk)):
-        layout = Layout(options.tp, options.workgroups, max_tokens)
-        phases[name] = build_phase(name, graph, dag, layout, handles, rules, peer_bytes)
-        peer_bytes = phases[name].peer_bytes
-    return phases
+    for phase, extracted in chosen.items():
+        layout = Layout(tp, workgroups, tokens[phase])
+        phases[phase] = build_phase(
+            phase, extracted.graph, dags[phase], layout, handles, extracted.rules, peer_bytes
+        )
+        peer_bytes = phases[phase].peer_bytes
+    fired = _fired(list(chosen.values()))
+    params = _params(config, options) | {
+        "checkpoint_identity": checkpoint_identity,
+        "rules": sorted({row.rule for row in fired if row.used}),
+    }
+    return Plan(tuple(handles.tensors), phases, params, fired, tuple(inputs))
+
+
+def _leaf_runs(graph: Graph, dag: Dag) -> list[tuple[str, ...]]:
+    """Return the names of weights and states that need consecutive handles."""
+    runs = [run for packet in dag.packets for run in runs_of(packet)]
+    return [
+        tuple(graph.names[leaf] for leaf in run)
+        for run in runs
+        if isinstance(graph.nodes[run[0]].op, Leaf)
+    ]
+
+
+def _fired(chosen: Sequence[Extracted]) -> tuple[Fired, ...]:
+    """Return the rule applications, and whether any phase rests on them."""
+    rows = zip(*(extracted.fired for extracted in chosen), strict=True)
+    return tuple(row[0]._replace(used=any(entry.used for entry in row)) for row in rows)
 
 
 def _params(config: K3Config, options: PlanOptions) -> dict[str, Any]:

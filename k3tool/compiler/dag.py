@@ -1,22 +1,38 @@
-"""The packets of a graph as a graph of their own: order, producers, ancestors.
+"""The packets of a graph as a graph of their own: what each makes, order, producers, ancestors.
 
-One op node is one packet. Order is by level (longest way from the inputs), so that a workgroup's
-queue, which is in packet order, seldom waits in front of work that is ready; correctness rests on
-waits alone. A packet's producers are the fewest whose completion implies that of all it reads.
+One op node is one packet, with two exceptions. The parts of a group are values of the group's
+packet. And block parts that mix the same finished blocks are packed, eight to a packet: they are
+many, small, off the chain, and nothing waits for one that does not wait for all.
+
+Order is by level (longest way from the inputs), so that a workgroup's queue, which is in packet
+order, seldom waits in front of work that is ready; correctness rests on waits alone. A packet's
+producers are the fewest whose completion implies that of all it reads.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from k3tool.compiler.memory import packet_set
+from k3tool.isa.table import SPECS, Op
 from k3tool.model.nodes import Graph, Leaf
+
+
+class Packet(NamedTuple):
+    """What one packet does: an op, the values it reads in operand order, the values it makes."""
+
+    op: Op
+    name: str
+    inputs: tuple[int, ...]
+    results: tuple[int, ...]
+    attrs: Mapping[str, int]
 
 
 @dataclass(frozen=True, slots=True)
 class Dag:
-    """Packets as a graph: node of each packet, its producers, all its ancestors as a set."""
+    """Packets in order: their producers, all their ancestors as a set, their depth."""
 
-    nodes: tuple[int, ...]
+    packets: tuple[Packet, ...]
     producers: tuple[tuple[int, ...], ...]  # transitively reduced
     ancestors: tuple[int, ...]
     depth: tuple[int, ...]  # packets on the longest chain that ends here
@@ -24,25 +40,73 @@ class Dag:
 
 def packet_dag(graph: Graph) -> Dag:
     """Return the packets that the graph's outputs need, in level order, with their producers."""
-    needed = _reachable(graph)
-    inputs = {
-        node: sorted({i for i in graph.nodes[node].inputs if i in needed}) for node in needed
-    }
-    level, height = _levels(needed, inputs)
-    order = sorted(needed, key=lambda node: (level[node], -height[node], node))
-    position = {node: packet for packet, node in enumerate(order)}
+    made = _pack_parts(graph, list(_packets(graph)))
+    maker = {value: packet for packet, entry in enumerate(made) for value in entry.results}
+    needs = [sorted({maker[i] for i in entry.inputs if i in maker}) for entry in made]
+    level, height = _levels(needs)
+    order = sorted(range(len(made)), key=lambda p: (level[p], -height[p], made[p].results[0]))
+    position = {packet: index for index, packet in enumerate(order)}
     ancestors: list[int] = []
     producers: list[tuple[int, ...]] = []
-    for node in order:
-        direct = sorted(position[i] for i in inputs[node])
-        above = [ancestors[packet] for packet in direct]
+    for packet in order:
+        direct = sorted(position[i] for i in needs[packet])
         covered = 0
-        for bits in above:
-            covered |= bits
-        producers.append(tuple(packet for packet in direct if not covered >> packet & 1))
+        for producer in direct:
+            covered |= ancestors[producer]
+        producers.append(tuple(p for p in direct if not covered >> p & 1))
         ancestors.append(covered | packet_set(direct))
-    depth = tuple(level[node] for node in order)
-    return Dag(tuple(order), tuple(producers), tuple(ancestors), depth)
+    depth = tuple(level[packet] for packet in order)
+    return Dag(tuple(made[p] for p in order), tuple(producers), tuple(ancestors), depth)
+
+
+def _packets(graph: Graph) -> Iterator[Packet]:
+    """Yield the packets that the outputs depend on, in topological order."""
+    needed = _reachable(graph)
+    parts: dict[int, dict[int, int]] = {}  # group -> index -> the node that names the value
+    for node_id in needed:
+        node = graph.nodes[node_id]
+        if node.op is Op.PART:
+            parts.setdefault(node.inputs[0], {})[int(node.attrs[0][1])] = node_id
+    for node_id in needed:
+        node = graph.nodes[node_id]
+        assert isinstance(node.op, Op), node
+        if node.op is Op.PART:
+            continue
+        results: tuple[int, ...] = (node_id,)
+        count = len(SPECS[node.op].outputs)
+        if count > 1:
+            results = tuple(parts[node_id][index] for index in range(count))
+        attrs = {key: int(value) for key, value in node.attrs}
+        yield Packet(node.op, graph.names[node_id], node.inputs, results, attrs)
+
+
+# Ops that only packing makes, and the op that they do several times.
+PACKINGS: Mapping[Op, Op] = {Op.ATTN_PARTS_8: Op.ATTN_PART}
+_PACKED = len(SPECS[Op.ATTN_PARTS_8].outputs)
+
+
+def _pack_parts(graph: Graph, packets: Sequence[Packet]) -> list[Packet]:
+    """Return packets with full sets of block parts as one packet each, at the first one's place."""
+    alike: dict[tuple[object, ...], list[int]] = {}
+    for index, packet in enumerate(packets):
+        if packet.op is Op.ATTN_PART:
+            key = (packet.inputs[0], *packet.attrs.items())
+            alike.setdefault(key, []).append(index)
+    packed: dict[int, Packet] = {}
+    gone: set[int] = set()
+    for found in alike.values():
+        for first in range(0, len(found) - _PACKED + 1, _PACKED):
+            group = [packets[i] for i in found[first : first + _PACKED]]
+            weights = [value for packet in group for value in packet.inputs[1:]]
+            packed[found[first]] = Packet(
+                Op.ATTN_PARTS_8,
+                f"{group[0].name} and {len(group) - 1} more",
+                (group[0].inputs[0], *weights),
+                tuple(packet.results[0] for packet in group),
+                group[0].attrs,
+            )
+            gone.update(found[first + 1 : first + _PACKED])
+    return [packed.get(i, packet) for i, packet in enumerate(packets) if i not in gone]
 
 
 def _reachable(graph: Graph) -> list[int]:
@@ -57,15 +121,13 @@ def _reachable(graph: Graph) -> list[int]:
     return sorted(seen)
 
 
-def _levels(
-    needed: Sequence[int], inputs: Mapping[int, Sequence[int]]
-) -> tuple[dict[int, int], dict[int, int]]:
-    """Return each node's longest way from the inputs and to the outputs, in nodes."""
-    level: dict[int, int] = {}
-    height = dict.fromkeys(needed, 1)
-    for node in needed:
-        level[node] = 1 + max((level[i] for i in inputs[node]), default=0)
-    for node in reversed(needed):
-        for i in inputs[node]:
-            height[i] = max(height[i], height[node] + 1)
+def _levels(needs: Sequence[Sequence[int]]) -> tuple[list[int], list[int]]:
+    """Return each packet's longest way from the inputs and to the outputs, in packets."""
+    level: list[int] = []
+    height = [1] * len(needs)
+    for direct in needs:
+        level.append(1 + max((level[i] for i in direct), default=0))
+    for packet in reversed(range(len(needs))):
+        for i in needs[packet]:
+            height[i] = max(height[i], height[packet] + 1)
     return level, height

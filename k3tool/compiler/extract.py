@@ -23,12 +23,36 @@ from k3tool.model.operators import attr_names
 PACKET_COST = 10
 # Every slice of the linear op repeats the norm of the whole row: worth it for one reader, which
 # saves a packet, and not when other readers keep the norm's packet alive.
-_COSTS: dict[Op, int] = {Op.NORM_GEMV_BF16: 13}
+_COSTS: dict[Op, int] = {Op.PART: 0, Op.NORM_GEMV_BF16: 13}
+# Of a step of few tokens, where a hand-off costs more than what slices repeat or what a slice that
+# does a whole head could share out further. A block part is an eighth of a packet off the chain. A
+# gated linear costs its siblings' company: they cannot share a packet with what is half a product.
+FEW_TOKENS = 4
+_FEW_COSTS: dict[Op, int] = {
+    Op.ATTN_PART: 2,
+    Op.MIX_LINEARS_3: PACKET_COST,
+    Op.MIX_LINEARS_4: PACKET_COST,
+    Op.MIX_LINEARS_6: PACKET_COST,
+    Op.KDA_HEADS: PACKET_COST,
+    Op.MLA_HEADS: PACKET_COST,
+    Op.SITU_GEMV_BLOCKS: PACKET_COST,
+    Op.MOE_GLU_TOPK: PACKET_COST - 1,  # off the chain even while the down keeps the router's packet
+    Op.MOE_DOWN_TOPK: PACKET_COST,
+}
+_GATED_LINEAR_COST = 25
+# Of more tokens: every slice would repeat the work of all of them, from scratch that nobody has.
+_REPEATED_COST = 1000 * PACKET_COST
 
 
-def cost_of(form: Form) -> int:
-    """Return the cost of one value made this way."""
-    return 0 if isinstance(form.op, Leaf) else _COSTS.get(form.op, PACKET_COST)
+def cost_of(form: Form, tokens: int = 1) -> int:
+    """Return the cost of one value made this way, in a program of so many tokens a step."""
+    if isinstance(form.op, Leaf):
+        return 0
+    if form.op in _FEW_COSTS:
+        return _FEW_COSTS[form.op] if tokens <= FEW_TOKENS else _REPEATED_COST
+    if form.op is Op.GLU_BF16 and tokens <= FEW_TOKENS:
+        return _GATED_LINEAR_COST
+    return _COSTS.get(form.op, PACKET_COST)
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,9 +64,12 @@ class Extracted:
     fired: tuple[Fired, ...]
 
 
-def extract(graph: Graph, saturated: Saturated) -> Extracted:
-    """Return the cheapest graph found, rebuilt node by node (so sizes and places are checked)."""
-    descent = _Descent(graph, saturated)
+def extract(graph: Graph, saturated: Saturated, tokens: int = 1) -> Extracted:
+    """Return the cheapest graph found, rebuilt node by node (so sizes and places are checked).
+
+    `tokens` is the most that a step of the program has: what slices repeat costs that often.
+    """
+    descent = _Descent(graph, saturated, tokens)
     descent.run()
     provenance = _Provenance(graph, saturated)
     names = _value_names(graph, saturated)
@@ -96,7 +123,10 @@ def _original(graph: Graph, saturated: Saturated, node: int) -> Form:
 class _Descent:
     """The current choice, with the number of readers of every class."""
 
-    def __init__(self, graph: Graph, saturated: Saturated) -> None:
+    def __init__(self, graph: Graph, saturated: Saturated, tokens: int) -> None:
+        self.cost = {
+            form: cost_of(form, tokens) for forms in saturated.forms.values() for form in forms
+        }
         ranks = _ranks(graph, saturated)
         self.forms = {
             cls: [form for form in forms if all(ranks[i] < ranks[cls] for i in form.inputs)]
@@ -176,21 +206,21 @@ class _Descent:
         """Move a class's reads from one form's inputs to another's; return what the graph gains."""
         gained = sum(self._take(i) for i in new.inputs)
         freed = sum(self._release(i) for i in old.inputs)
-        return cost_of(new) - cost_of(old) + gained - freed
+        return self.cost[new] - self.cost[old] + gained - freed
 
     def _take(self, cls: int) -> int:
         self.readers[cls] += 1
         if self.readers[cls] > 1:
             return 0
         form = self.choice[cls]
-        return cost_of(form) + sum(self._take(i) for i in form.inputs)
+        return self.cost[form] + sum(self._take(i) for i in form.inputs)
 
     def _release(self, cls: int) -> int:
         self.readers[cls] -= 1
         if self.readers[cls] > 0:
             return 0
         form = self.choice[cls]
-        return cost_of(form) + sum(self._release(i) for i in form.inputs)
+        return self.cost[form] + sum(self._release(i) for i in form.inputs)
 
 
 def _ranks(graph: Graph, saturated: Saturated) -> dict[int, float]:

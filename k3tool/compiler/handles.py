@@ -12,20 +12,33 @@ F32_BYTES = 4
 class Handles:
     """Tensors in handle order, and the handle of each name."""
 
-    def __init__(self, graph: Graph, tp: int, slots: int, pages: int) -> None:
-        """Enter the weights that the graph reads, in table order, then its states by name."""
+    def __init__(
+        self,
+        graphs: Sequence[Graph],
+        tp: int,
+        slots: int,
+        pages: int,
+        runs: Sequence[tuple[str, ...]] = (),
+    ) -> None:
+        """Enter the weights that the phases' graphs read, in table order, then states by name.
+
+        `runs` are leaves that an op reads through one slot: they stand together, at the first
+        one's place.
+        """
         self.tensors: list[Tensor] = []
         self.index: dict[str, int] = {}
-        claimed = graph.claimed_weights()
-        for weight in graph.weights.values():
-            if weight.leaf in claimed:
-                role = "experts" if weight.dtype == "mxfp4" else "weight"
-                shapes = weight.shape, weight.local_shape
-                n_bytes = weight_bytes(weight.dtype, weight.local_shape)
-                row = Tensor(weight.leaf, role, weight.dtype, *shapes, n_bytes, leaf=weight.leaf)
-                self.add(row._replace(source=weight.source, split=weight.split))
-        for name in sorted(graph.states):
-            state = graph.states[name]
+        claimed = {leaf for graph in graphs for leaf in graph.claimed_weights()}
+        weights = graphs[0].weights
+        for leaf in _in_runs([leaf for leaf in weights if leaf in claimed], runs):
+            weight = weights[leaf]
+            role = "experts" if weight.dtype == "mxfp4" else "weight"
+            shapes = weight.shape, weight.local_shape
+            n_bytes = weight_bytes(weight.dtype, weight.local_shape)
+            row = Tensor(weight.leaf, role, weight.dtype, *shapes, n_bytes, leaf=weight.leaf)
+            self.add(row._replace(source=weight.source, split=weight.split))
+        states = {name: state for graph in graphs for name, state in graph.states.items()}
+        for name in _in_runs(sorted(states), runs):
+            state = states[name]
             part = [
                 size // tp if axis == state.sharded_axis else size
                 for axis, size in enumerate(state.shape)
@@ -40,6 +53,11 @@ class Handles:
         self.index[tensor.name] = len(self.tensors)
         self.tensors.append(tensor)
         return self.index[tensor.name]
+
+
+def _in_runs(names: Sequence[str], runs: Sequence[tuple[str, ...]]) -> list[str]:
+    run_of = {name: run for run in runs for name in run}
+    return list(dict.fromkeys(n for name in names for n in run_of.get(name, (name,))))
 
 
 def weight_bytes(dtype: str, shape: Sequence[int]) -> int:

@@ -129,7 +129,7 @@ class Plan:
     def operand(self, phase: str, packet: int, name: str) -> Tensor:
         """Return the tensor of an operand, by its name in the op table."""
         record = self.phases[phase].packets[packet]
-        return self.tensors[int(record["handles"][SPECS[Op(int(record["op"]))].slot(name)])]
+        return self.tensors[SPECS[Op(int(record["op"]))].handle(name, record["handles"])]
 
 
 # -- slices ------------------------------------------------------------------------------------

@@ -150,6 +150,28 @@ def _rule(name: str, left: str, right: str) -> Rule:
     return make_rule(name, (left, right))
 
 
+def _mixed_linears(name: str, op: Op, values: str, *where: str) -> Rule:
+    """Return a rule that makes linears of one normed mix values of a group.
+
+    The finished blocks' part of the mix becomes a value of its own. `where` are the readers of the
+    linears, which tell them apart.
+    """
+    names = values.split()
+    sites = "res_norm res_proj", ":eps eps"
+    mix = f"(ATTN_RES_NORM prefix blocks {sites[0]} norm :n_blocks n {sites[1]} :norm_eps norm_eps)"
+    part = f"(ATTN_PART blocks {sites[0]} :n_blocks n {sites[1]})"
+    weights = " ".join(f"w_{value}" for value in names)
+    group = f"({op.name} prefix {part} {sites[0]} norm {weights} {sites[1]} :norm_eps norm_eps)"
+    return make_rule(
+        name,
+        *(
+            (f"{value}@(GEMV_BF16 mix@{mix} w_{value} :head_only 0)", f"(PART {group} :index {i})")
+            for i, value in enumerate(names)
+        ),
+        where=where,
+    )
+
+
 RULES: tuple[Rule, ...] = (
     _rule(
         "norm-linear-fuse",
@@ -189,8 +211,9 @@ RULES: tuple[Rule, ...] = (
         "kda-core-fuse",
         "(KDA_STEP (SCALE (L2NORM q :eps eps :head_dim d) :factor scale)"
         " (L2NORM k :eps eps :head_dim d) v"
-        " (KDA_DECAY f a_log dt_bias :lower_bound bound) (SIGMOID b) s)",
-        "(KDA_CORE q k v f b a_log dt_bias s :l2_eps eps :q_scale scale :lower_bound bound)",
+        " (KDA_DECAY f a_log dt_bias :lower_bound bound :head_dim d) (SIGMOID b) s :head_dim d)",
+        "(KDA_CORE q k v f b a_log dt_bias s"
+        " :l2_eps eps :q_scale scale :lower_bound bound :head_dim d)",
     ),
     _rule(
         "kda-gated-norm-fuse",
@@ -223,6 +246,65 @@ RULES: tuple[Rule, ...] = (
         "gather-residual-fuse",
         "(ADD residual (REDUCE_GATHER up x))",
         "(REDUCE_GATHER_ADD residual up x)",
+    ),
+    _rule(
+        "kda-heads-fuse",
+        "(KDA_GATED_NORM (KDA_CORE (CONV_SILU q conv_q taps_q) (CONV_SILU k conv_k taps_k)"
+        " (CONV_SILU v conv_v taps_v) (GEMV_BF16 f f_b :head_only 0) b a_log dt_bias s"
+        " :l2_eps l2_eps :q_scale scale :lower_bound bound :head_dim d) o_norm gate :eps eps)",
+        "(KDA_HEADS q k v f b gate conv_q conv_k conv_v f_b a_log dt_bias o_norm"
+        " taps_q taps_k taps_v s"
+        " :l2_eps l2_eps :q_scale scale :lower_bound bound :eps eps :head_dim d)",
+    ),
+    _rule(
+        "mla-heads-fuse",
+        "(MLA_UV_GATE (MLA_ATTEND"
+        " (MLA_QLAT q kv_b :nope nope :rope rope :latent latent :v v)"
+        " cache :latent latent :rope rope :scale scale)"
+        " kv_b gate :nope nope :v v :latent latent)",
+        "(MLA_HEADS q kv_b cache gate"
+        " :nope nope :rope rope :latent latent :v v :scale scale)",
+    ),
+    _rule(
+        "situ-down-fuse",
+        "(GEMV_BF16_BLOCKS (SITU gate up :beta beta :linear_beta linear) w)",
+        "(SITU_GEMV_BLOCKS gate up w :beta beta :linear_beta linear)",
+    ),
+    # The choice of experts does not depend on the scale of their weights.
+    _rule(
+        "topk-glu-fuse",
+        "(MOE_GLU_MXFP4 z (ROUTER_TOPK scores bias :top_k k :scale scale) w1 w3"
+        " :top_k k :beta beta :linear_beta linear)",
+        "(MOE_GLU_TOPK z scores bias w1 w3 :top_k k :beta beta :linear_beta linear)",
+    ),
+    _rule(
+        "topk-down-fuse",
+        "(MOE_DOWN_MXFP4 x (ROUTER_TOPK scores bias :top_k k :scale scale) w2 :top_k k)",
+        "(MOE_DOWN_TOPK x scores bias w2 :top_k k :scale scale)",
+    ),
+    _mixed_linears(
+        "kda-in-fuse",
+        Op.MIX_LINEARS_6,
+        "q k v f b gate",
+        "(KDA_HEADS q k v f b gate conv_q conv_k conv_v f_b a_log dt_bias o_norm"
+        " taps_q taps_k taps_v s"
+        " :l2_eps l2_eps :q_scale scale :lower_bound bound :eps o_eps :head_dim d)",
+    ),
+    _mixed_linears(
+        "mla-in-fuse",
+        Op.MIX_LINEARS_3,
+        "q kv gate",
+        "(RMSNORM q q_norm :eps q_eps)",
+        "(MLA_CACHE kv kv_norm cache :latent latent :rope rope :eps kv_eps)",
+        "(MLA_OUT_GATE o gate)",
+    ),
+    _mixed_linears(
+        "moe-in-fuse",
+        Op.MIX_LINEARS_4,
+        "scores z gate up",
+        "(MOE_GLU_MXFP4 z (ROUTER_TOPK scores bias :top_k k :scale scale) w1 w3"
+        " :top_k k :beta beta :linear_beta linear)",
+        "(SITU gate up :beta s_beta :linear_beta s_linear)",
     ),
 )
 RULE_NAMES = tuple(rule.name for rule in RULES)

@@ -11,7 +11,7 @@ from math import prod
 
 import numpy as np
 
-from k3tool.compiler.dag import Dag
+from k3tool.compiler.dag import Dag, Packet
 from k3tool.compiler.handles import F32_BYTES, Handles
 from k3tool.compiler.memory import (
     Buffer,
@@ -34,8 +34,14 @@ from k3tool.compiler.plan import (
     n_slices,
 )
 from k3tool.isa.table import N_HANDLES, NO_HANDLE, SPECS, Op
-from k3tool.model.nodes import Graph, Leaf, Node
-from k3tool.model.operators import input_operands, params_of, solve_sizes, units_of
+from k3tool.model.nodes import Graph, Leaf
+from k3tool.model.operators import (
+    input_operands,
+    params_of,
+    result_widths,
+    solve_sizes,
+    units_of,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,20 +59,19 @@ class _Phase:
     def __init__(self, name: str, graph: Graph, dag: Dag, layout: Layout, handles: Handles) -> None:
         self.name, self.graph, self.dag, self.layout = name, graph, dag, layout
         self.handles = handles
-        self.position = {node: packet for packet, node in enumerate(dag.nodes)}
+        self.results = [value for packet in dag.packets for value in packet.results]
+        self.position = {v: i for i, packet in enumerate(dag.packets) for v in packet.results}
         self.readers = self._readers()
-        self.width: dict[int, int] = {}  # of a node's result on one rank
-        self.handle: dict[int, int] = {}  # of a node's result
-        self.packets = np.zeros(len(dag.nodes), PACKET_DTYPE)
+        self.width: dict[int, int] = {}  # of a value on one rank
+        self.handle: dict[int, int] = {}  # of a value
+        self.packets = np.zeros(len(dag.packets), PACKET_DTYPE)
 
     def _readers(self) -> dict[int, list[tuple[int, str, str]]]:
-        """Return for each node its (packet, operand, operand role) readers."""
+        """Return for each value its (packet, operand, operand role) readers."""
         readers: dict[int, list[tuple[int, str, str]]] = defaultdict(list)
-        for packet, node_id in enumerate(self.dag.nodes):
-            node = self.graph.nodes[node_id]
-            assert isinstance(node.op, Op)
-            for operand, value in zip(input_operands(node.op), node.inputs, strict=True):
-                readers[value].append((packet, operand.name, operand.role))
+        for index, packet in enumerate(self.dag.packets):
+            for operand, value in zip(input_operands(packet.op), packet.inputs, strict=True):
+                readers[value].append((index, operand.name, operand.role))
         for leaf, node in enumerate(self.graph.nodes):
             once = node.op is not Leaf.STATE or len(readers[leaf]) <= 1
             assert once, f"{self.graph.names[leaf]} is updated twice in a step"
@@ -78,8 +83,8 @@ class _Phase:
         arena_bytes, peer_bytes = self._buffers(peers, peer_base)
         self._counters(peers)
         waits = self._waits()
-        for packet, node_id in enumerate(self.dag.nodes):
-            self._operands(packet, self.graph.nodes[node_id])
+        for index, packet in enumerate(self.dag.packets):
+            self._operands(index, packet)
         self._check_fold()
         depth = max(self.dag.depth)
         return Phase(
@@ -87,7 +92,7 @@ class _Phase:
             max_tokens=self.layout.max_tokens,
             packets=self.packets,
             waits=waits,
-            rules=tuple(rules.get(node, "") for node in self.dag.nodes),
+            rules=tuple(_rules_of(packet, rules) for packet in self.dag.packets),
             n_gates=len(peers),
             arena_bytes=arena_bytes,
             peer_bytes=peer_bytes,
@@ -102,34 +107,34 @@ class _Phase:
         for leaf in (i for i, node in enumerate(self.graph.nodes) if node.op is Leaf.BLOCKS):
             self.width[leaf] = self.graph.nodes[leaf].width
         layout = self.layout
-        for packet, node_id in enumerate(self.dag.nodes):
-            node = self.graph.nodes[node_id]
-            assert isinstance(node.op, Op)
-            spec, attrs = SPECS[node.op], {k: int(v) for k, v in node.attrs}
-            shapes = self._local_shapes(node)
-            width, sizes = solve_sizes(
-                node.op, self.graph.names[node_id], shapes, attrs, tp=layout.tp
-            )
-            ranks = layout.tp if node.placement == "sharded" else 1
-            assert width * ranks == node.width, (self.graph.names[node_id], width, node)
-            self.width[node_id] = width
-            row = self.packets[packet]
-            row["op"] = int(node.op)
+        for index, packet in enumerate(self.dag.packets):
+            spec, shapes = SPECS[packet.op], self._local_shapes(packet)
+            width, sizes = solve_sizes(packet.op, packet.name, shapes, packet.attrs, tp=layout.tp)
+            for value, part in zip(packet.results, result_widths(packet.op, sizes), strict=True):
+                node = self.graph.nodes[value]
+                ranks = layout.tp if node.placement == "sharded" else 1
+                assert part * ranks == node.width, (self.graph.names[value], part, node)
+                self.width[value] = part
+            row = self.packets[index]
+            row["op"] = int(packet.op)
             row["width"] = width
-            row["n_units"], row["unit_cols"] = units_of(node.op, width, sizes, layout.max_tokens)
-            words = params_of(node.op, attrs, sizes, layout.tp)
+            row["n_units"], row["unit_cols"] = units_of(
+                packet.op, width, sizes, layout.max_tokens
+            )
+            words = params_of(packet.op, packet.attrs, sizes, layout.tp)
             row["params"][: len(words)] = words
             row["grain"] = spec.grain
             row["n_slices"] = n_slices(int(row["n_units"]), spec.grain, layout.workgroups)
-            if node.placement == "replicated" and spec.output.role == "out":
+            # A group's values live in several places: no digest of it is equal on all ranks.
+            alone = self.graph.nodes[packet.results[0]].placement if len(spec.outputs) == 1 else ""
+            if alone == "replicated":
                 row["flags"] |= FLAG_DIGEST
-            if node.op is Op.ARGMAX:
+            if packet.op is Op.ARGMAX:
                 row["flags"] |= FLAG_REARM
 
-    def _local_shapes(self, node: Node) -> dict[str, tuple[int, ...]]:
-        assert isinstance(node.op, Op)
+    def _local_shapes(self, packet: Packet) -> dict[str, tuple[int, ...]]:
         shapes: dict[str, tuple[int, ...]] = {}
-        for operand, value in zip(input_operands(node.op), node.inputs, strict=True):
+        for operand, value in zip(input_operands(packet.op), packet.inputs, strict=True):
             if operand.role == "weight":
                 shapes[operand.name] = self.graph.weight_of(value).local_shape
             elif operand.role != "state":
@@ -139,9 +144,9 @@ class _Phase:
     # -- buffers -----------------------------------------------------------------------------------
 
     def _peer_nodes(self) -> list[int]:
-        """Return the nodes whose results cross ranks, in packet order."""
+        """Return the values that cross ranks, in packet order."""
         peers = []
-        for node in self.dag.nodes:
+        for node in self.results:
             roles = {role for _, _, role in self.readers[node]}
             if "peer" in roles:
                 assert len(self.readers[node]) == 1, f"{self.graph.names[node]}: two collectives"
@@ -151,7 +156,7 @@ class _Phase:
     def _buffers(self, peers: Sequence[int], peer_base: int) -> tuple[int, int]:
         """Give every result a handle; return the bytes of the arena and of the peer segment."""
         in_place = self._in_place()
-        own = [n for n in self.dag.nodes if n not in in_place]
+        own = [value for value in self.results if value not in in_place]
         arena = [self._arena_buffer(n) for n in own if n not in peers and self._role(n) == "arena"]
         arena = sorted(arena + self._stacks(in_place), key=lambda entry: entry[1].writer)
         buffers = [buffer for _, buffer in arena]
@@ -164,22 +169,24 @@ class _Phase:
         assert clash is None, f"{self.name}: {clash} share a peer slot before all ranks read it"
         offset_of = {node: offset for (node, _), offset in zip(arena, offsets, strict=True)}
         offset_of |= dict(zip(peers, slots, strict=True))
-        for node in own:
+        for node in _in_runs(own, self._runs()):
             self._add_buffer(node, "peer" if node in peers else self._role(node), offset_of)
         self._add_in_place(in_place, offset_of)
         return arena_bytes, peer_bytes
 
     def _in_place(self) -> dict[int, int]:
-        """Return the nodes that update an input in place, and which input."""
+        """Return the values that update an input in place, and which input."""
         found = {}
-        for node_id in self.dag.nodes:
-            node = self.graph.nodes[node_id]
-            assert isinstance(node.op, Op)
-            output = SPECS[node.op].output
+        for packet in self.dag.packets:
+            output = SPECS[packet.op].output
             if output.role != "out":
-                operands = [operand.name for operand in input_operands(node.op)]
-                found[node_id] = node.inputs[operands.index(output.name)]
+                operands = [operand.name for operand in input_operands(packet.op)]
+                found[packet.results[0]] = packet.inputs[operands.index(output.name)]
         return dict(sorted(found.items()))
+
+    def _runs(self) -> list[tuple[int, ...]]:
+        """Return the values that need consecutive handles, for all packets."""
+        return [run for packet in self.dag.packets for run in runs_of(packet)]
 
     def _arena_buffer(self, node: int) -> tuple[int, Buffer]:
         writer = self.position[node]
@@ -193,9 +200,7 @@ class _Phase:
         return "logits" if argmax else "arena"
 
     def _op(self, packet: int) -> Op:
-        op = self.graph.nodes[self.dag.nodes[packet]].op
-        assert isinstance(op, Op)
-        return op
+        return self.dag.packets[packet].op
 
     def _bytes(self, node: int) -> int:
         return self.layout.max_tokens * self.width[node] * F32_BYTES
@@ -267,15 +272,19 @@ class _Phase:
                 waits.append((int(row["counter"]), int(row["threshold"])))
         return np.array(waits, dtype=WAIT_DTYPE)
 
-    def _operands(self, packet: int, node: Node) -> None:
-        assert isinstance(node.op, Op)
-        values = iter(node.inputs)
-        handles = self.packets[packet]["handles"]
-        handles[:] = [NO_HANDLE] * N_HANDLES
-        for slot, operand in enumerate(SPECS[node.op].operands):
-            value = self.dag.nodes[packet] if operand.role == "out" else next(values)
-            handles[slot] = self.handle[value]
-            assert self.handle[value] != NO_HANDLE, (self.graph.names[value], operand)
+    def _operands(self, index: int, packet: Packet) -> None:
+        """Fill in a packet's handles: one for each slot, the first of its run."""
+        values, results = iter(packet.inputs), iter(packet.results)
+        slots = self.packets[index]["handles"]
+        slots[:] = [NO_HANDLE] * N_HANDLES
+        for operand in SPECS[packet.op].operands:
+            value = next(results) if operand.role == "out" else next(values)
+            handle = self.handle[value]
+            assert handle != NO_HANDLE, (self.graph.names[value], operand)
+            if operand.run == 0:
+                slots[operand.slot] = handle
+            found = int(slots[operand.slot]) + operand.run
+            assert found == handle, f"{packet.name}: {operand.name} is {handle}, its run has {found}"
 
     def _check_fold(self) -> None:
         """Assert that all packets are done when a rank arrives at the fold.
@@ -289,8 +298,29 @@ class _Phase:
             others &= ~(1 << fold)
         loose = others & ~self.dag.ancestors[arrival]
         if loose:
-            name = self.graph.names[self.dag.nodes[(loose & -loose).bit_length() - 1]]
+            name = self.dag.packets[(loose & -loose).bit_length() - 1].name
             raise AssertionError(f"{self.name}: {name} may still run when the step ends")
+
+
+def runs_of(packet: Packet) -> list[tuple[int, ...]]:
+    """Return the values of each of a packet's slots that holds more than one."""
+    values, results = iter(packet.inputs), iter(packet.results)
+    slots: dict[int, list[int]] = defaultdict(list)
+    for operand in SPECS[packet.op].operands:
+        slots[operand.slot].append(next(results) if operand.role == "out" else next(values))
+    return [tuple(run) for run in slots.values() if len(run) > 1]
+
+
+def _in_runs(values: Sequence[int], runs: Sequence[tuple[int, ...]]) -> list[int]:
+    """Return values with each run together, at its first member's place."""
+    run_of = {value: run for run in runs for value in run}
+    return list(dict.fromkeys(v for value in values for v in run_of.get(value, (value,))))
+
+
+def _rules_of(packet: Packet, rules: Mapping[int, str]) -> str:
+    """Return the rules that made any of a packet's values, and the value they are parts of."""
+    names = {name for value in packet.results for name in rules.get(value, "").split()}
+    return " ".join(sorted(names))
 
 
 def build_phase(

@@ -17,6 +17,8 @@ from k3tool.isa.table import Op, OpSpec, Role
 _PARTS = {
     (Op.ATTN_RES, "blocks"): ("n_blocks", "count"),
     (Op.ATTN_RES_NORM, "blocks"): ("n_blocks", "count"),
+    (Op.ATTN_PART, "blocks"): ("n_blocks", "count"),
+    (Op.ATTN_PARTS_8, "blocks"): ("n_blocks", "count"),
     (Op.BLOCK_PUSH, "blocks"): ("index", "index"),
 }
 # A state is read and written by every op that has it: an attention's cache too, which costs
@@ -55,8 +57,7 @@ def accesses(packet: Any, tensors: Sequence[Tensor]) -> Iterator[Access]:
 
 
 def _operand_accesses(spec: OpSpec, packet: Any, tensors: Sequence[Tensor]) -> Iterator[Access]:
-    for slot, operand in enumerate(spec.operands):
-        handle = int(packet["handles"][slot])
+    for operand, handle in zip(spec.operands, spec.handles(packet["handles"]), strict=True):
         if handle >= len(tensors):
             raise ValueError(f"{operand.name} has handle {handle} of {len(tensors)}")
         tensor = tensors[handle]

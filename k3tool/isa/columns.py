@@ -70,8 +70,9 @@ def empty_packets(n_packets: int) -> Columns:
 
 
 def spec_of(op: int) -> OpSpec | None:
-    """Return the table row of an opcode, None where the table has none."""
+    """Return the table row of an instruction's opcode, None where the table has none."""
     try:
-        return SPECS[Op(op)]
+        spec = SPECS[Op(op)]
     except ValueError:
         return None
+    return spec if spec.is_emitted else None

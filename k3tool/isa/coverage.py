@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 
 import numpy as np
 
+from k3tool.compiler.dag import PACKINGS
 from k3tool.compiler.rules import RULES
 from k3tool.isa import device
 from k3tool.isa.columns import Columns, spec_of
@@ -21,12 +22,14 @@ _WEIGHT_ROLES = ("weight", "experts")
 
 
 def producible_ops(config: K3Config) -> set[int]:
-    """Return the ops that can reach a stream: those of the model's graph and what rules make.
+    """Return the ops that can reach a stream: of the model's graph, by rules, by packing of those.
 
     NOP belongs: it is there for protocol tests, and no graph has to make it.
     """
-    graph = {int(node.op) for node in build_graph(config).nodes if isinstance(node.op, Op)}
-    return graph | {int(op) for rule in RULES for op in rule.made_ops()} | {int(Op.NOP)}
+    ops = {node.op for node in build_graph(config).nodes if isinstance(node.op, Op)}
+    ops |= {op for rule in RULES for op in rule.made_ops()}
+    ops |= {packed for packed, op in PACKINGS.items() if op in ops}
+    return {int(op) for op in ops if SPECS[op].is_emitted} | {int(Op.NOP)}
 
 
 def check_weights(isa: Isa, leaves: set[str] | None) -> list[Check]:
@@ -59,8 +62,9 @@ def read_handles(stream: Stream) -> set[int]:
 def _weight_handles(packets: Columns, op: int) -> set[int]:
     spec = spec_of(op)
     assert spec is not None, op  # the loader refused unknown opcodes
-    slots = [i for i, operand in enumerate(spec.operands) if operand.role == "weight"]
-    return set(np.unique(packets["handles"][:, slots]).tolist())
+    weights = [operand for operand in spec.operands if operand.role == "weight"]
+    slots, runs = [operand.slot for operand in weights], [operand.run for operand in weights]
+    return set(np.unique(packets["handles"][:, slots].astype(np.int64) + runs).tolist())
 
 
 def _check_table(isa: Isa, phase: str, read: set[int]) -> Check:

@@ -79,7 +79,7 @@ def _head(listing: Listing, tensors: Sequence[Tensor], index: int) -> str:
     spec = spec_of(int(row["op"]))
     assert spec is not None, row["op"]  # readers refuse unknown opcodes
     words = [f"{index:04d} {spec.name}"]
-    for operand, handle in zip(spec.operands, row["handles"], strict=False):
+    for operand, handle in zip(spec.operands, spec.handles(row["handles"]), strict=True):
         name = tensors[handle].name if handle < len(tensors) else "?"
         words.append(f"{operand.name}=%{handle}({name})")
     for param, word in zip(spec.params, row["params"], strict=False):

@@ -22,15 +22,17 @@ def _constants() -> list[str]:
         "K3_N_PARAMS": table.N_PARAMS,
         "K3_PAGE_TOKENS": table.PAGE_TOKENS,
         "K3_CANDIDATE_WORDS": table.CANDIDATE_WORDS,
+        "K3_RUN_SHIFT": table.RUN_SHIFT,
     }
     return [f"#define {name} {value}" for name, value in pairs.items()]
 
 
 def _op_lines(spec: table.OpSpec) -> list[str]:
     lines = [f"/* {spec.doc} */", f"#define K3_OP_{spec.name} {int(spec.op)}"]
-    for slot, operand in enumerate(spec.operands):
+    for operand in spec.operands:
         name = f"K3_{spec.name}_{operand.name.upper()}"
-        lines.append(f"#define {name} {slot} /* handle: {operand.role} */")
+        where = operand.slot | operand.run << table.RUN_SHIFT  # k3_tensor takes it apart
+        lines.append(f"#define {name} {where} /* handle: {operand.role} */")
     for index, param in enumerate(spec.params):
         name = f"K3_{spec.name}_{param.name.upper()}"
         lines.append(f"#define {name} {index} /* param: {param.kind}, {param.unit} */")
@@ -62,7 +64,8 @@ def render() -> str:
         "",
     ]
     for _, spec in sorted(table.SPECS.items()):
-        lines += [*_op_lines(spec), ""]
+        if spec.is_emitted:
+            lines += [*_op_lines(spec), ""]
     lines += ["/* X(NAME, name): every op that a target serves in a phase. */", *_dispatch_lines()]
     return "\n".join([*lines, "", "#endif", ""])
 

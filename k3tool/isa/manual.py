@@ -13,7 +13,7 @@ def as_data() -> dict[str, Any]:
         "isa_version": table.ISA_VERSION,
         "isa_hash": table.isa_hash(),
         "record_words": table.RECORD_WORDS,
-        "ops": [_op_data(spec) for _, spec in sorted(table.SPECS.items())],
+        "ops": [_op_data(spec) for _, spec in sorted(table.SPECS.items()) if spec.is_emitted],
         "reserved": {str(number): name for number, name in sorted(table.RESERVED.items())},
     }
 
@@ -23,8 +23,7 @@ def _op_data(spec: OpSpec) -> dict[str, Any]:
         "name": spec.name,
         "opcode": int(spec.op),
         "operands": [
-            {"slot": slot, "name": operand.name, "role": operand.role}
-            for slot, operand in enumerate(spec.operands)
+            {"slot": o.slot, "run": o.run, "name": o.name, "role": o.role} for o in spec.operands
         ],
         "params": [
             {"word": spec.word(p.name), "name": p.name, "kind": p.kind, "unit": p.unit}
@@ -52,15 +51,18 @@ def as_markdown() -> Iterator[str]:
     yield "| opcode | op | operands | parameters | unit | placement | result |"
     yield "|---|---|---|---|---|---|---|"
     for _, spec in sorted(table.SPECS.items()):
-        yield _row(spec)
+        if spec.is_emitted:
+            yield _row(spec)
     yield ""
     names = ", ".join(f"{number} {name}" for number, name in sorted(table.RESERVED.items()))
+    yield "An operand with + has the handle behind its neighbour's and no slot of its own."
     yield f"Reserved, and refused until they mean something: {names}."
 
 
 def _row(spec: OpSpec) -> str:
     operands = ", ".join(
-        o.name if o.role == "in" else f"{o.name} ({o.role})" for o in spec.operands
+        f"{'+' if o.run else ''}{o.name}{'' if o.role == 'in' else f' ({o.role})'}"
+        for o in spec.operands
     )
     params = ", ".join(f"{p.name} ({p.kind}, {p.unit})" for p in spec.params)
     unit = spec.unit if spec.grain == 1 else f"{spec.unit}, {spec.grain} a tile"

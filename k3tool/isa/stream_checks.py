@@ -60,13 +60,14 @@ def _check_records(records: Columns, n_tensors: int, at: str) -> None:
             name = table.RESERVED.get(int(op), "unknown")
             refuse(f"{at}: instruction {rows[0]}: opcode", f"{op} ({name})", "an op of the table")
         handles = packets["handles"][rows]
-        used = handles[:, : len(spec.operands)]
+        slots, runs = [o.slot for o in spec.operands], [o.run for o in spec.operands]
+        used = handles[:, slots].astype(np.int64) + runs
         good = (used < n_tensors).all(axis=1)
-        good &= (handles[:, len(spec.operands) :] == table.NO_HANDLE).all(axis=1)
+        good &= (handles[:, spec.n_slots :] == table.NO_HANDLE).all(axis=1)
         if not good.all():
             bad = int(rows[np.argmin(good)])
             got = packets["handles"][bad].tolist()
-            need = f"{len(spec.operands)} handles below {n_tensors}, then {table.NO_HANDLE}"
+            need = f"{spec.n_slots} handles below {n_tensors}, then {table.NO_HANDLE}"
             refuse(f"{at}: instruction {bad}: {spec.name}: handles", got, need)
 
 

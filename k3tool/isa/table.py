@@ -12,7 +12,7 @@ tempting ``enum.auto()`` would renumber every stored program when a row is inser
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import Literal
@@ -25,6 +25,7 @@ NO_HANDLE = 0xFFFF
 # has, so that a checker can derive an instruction's writes without knowing the op; then parameters.
 WORD_HANDLES, WORD_UNITS, WORD_WIDTH, WORD_UNIT_COLS, WORD_PARAMS = 1, 7, 8, 9, 10
 N_PARAMS = RECORD_WORDS - WORD_PARAMS
+RUN_SHIFT = 8  # a generated operand constant is slot | place in the slot's run << RUN_SHIFT
 PAGE_TOKENS = 256  # the length of a softmax page: fixed in numerics version 1
 ROUTE_WORDS_PER_EXPERT = 2  # a route row is top_k expert ids (u32), then top_k weights (f32)
 CANDIDATE_WORDS = 4  # argmax candidate: best f32, index u32, second best f32, 0
@@ -34,12 +35,17 @@ class Op(IntEnum):
     """Opcodes. Append only."""
 
     NOP = 0
+    PART = 4
     # dense products
     EMBED_BF16 = 16
     GEMV_BF16 = 17
     GEMV_BF16_BLOCKS = 18
     NORM_GEMV_BF16 = 19
     GLU_BF16 = 20
+    MIX_LINEARS_3 = 21
+    MIX_LINEARS_4 = 22
+    MIX_LINEARS_6 = 23
+    SITU_GEMV_BLOCKS = 24
     # norms, residual mixing, elementwise
     RMSNORM = 32
     ATTN_RES = 33
@@ -54,6 +60,8 @@ class Op(IntEnum):
     L2NORM = 42
     SCALE = 43
     HEAD_RMSNORM = 44
+    ATTN_PART = 45
+    ATTN_PARTS_8 = 46
     # Kimi delta attention
     SHORT_CONV = 48
     CONV_SILU = 49
@@ -61,6 +69,7 @@ class Op(IntEnum):
     KDA_STEP = 51
     KDA_CORE = 52
     KDA_GATED_NORM = 53
+    KDA_HEADS = 54
     # multi-head latent attention
     MLA_QLAT = 56
     MLA_CACHE = 57
@@ -68,11 +77,14 @@ class Op(IntEnum):
     MLA_UV = 59
     MLA_OUT_GATE = 60
     MLA_UV_GATE = 61
+    MLA_HEADS = 62
     # mixture of experts
     ROUTER_TOPK = 64
     MOE_UP_MXFP4 = 65
     MOE_GLU_MXFP4 = 66
     MOE_DOWN_MXFP4 = 67
+    MOE_GLU_TOPK = 68
+    MOE_DOWN_TOPK = 69
     # the choice of a token
     ARGMAX = 72
     ARGMAX_FOLD = 73
@@ -93,8 +105,9 @@ RETIRED: dict[int, str] = {}
 # activation written in place; "out": the result.
 Role = Literal["in", "peer", "weight", "state", "inout", "out"]
 # What slices divide. A unit of "token" is one token's whole row; of every other axis it is
-# ``unit_cols`` neighbouring columns of the output for every token of the step.
-Unit = Literal["token", "row", "column", "channel", "head", "step"]
+# ``unit_cols`` neighbouring columns of the output for every token of the step. Several results lie
+# side by side in that count, though each has a buffer of its own; a "member" is one of them.
+Unit = Literal["token", "row", "column", "channel", "head", "step", "member"]
 # Where the result lives. "replicated": the same on every rank; "follow": as the first "in" operand;
 # "weight": rows of the weight, so sharded when the weight is split by rows; "partial": a subtree of
 # a row-parallel sum, to be reduced.
@@ -107,10 +120,16 @@ ALL_TARGETS = ("cpu", "cuda", "hip")
 
 @dataclass(frozen=True, slots=True)
 class Operand:
-    """A tensor operand: its handle slot is its position in the row."""
+    """A tensor operand: its handle is that of slot ``slot`` plus ``run``.
+
+    Twelve slots do not hold the operands of the widest ops, so neighbours may share one: their
+    tensors have consecutive handles, and the slot holds the first one's.
+    """
 
     name: str
     role: Role
+    slot: int = 0
+    run: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,16 +176,44 @@ class OpSpec:
         raise AssertionError(f"{self.name} writes nothing")
 
     @property
+    def outputs(self) -> tuple[Operand, ...]:
+        """The operands with role "out": more than one where a packet makes several values."""
+        return tuple(operand for operand in self.operands if operand.role == "out")
+
+    @property
+    def n_slots(self) -> int:
+        """Handle slots that the op uses."""
+        return 1 + max((operand.slot for operand in self.operands), default=-1)
+
+    @property
+    def is_emitted(self) -> bool:
+        """Whether it is an instruction at all, not a name that only the graph needs."""
+        return bool(self.targets)
+
+    @property
     def is_collective(self) -> bool:
         """Whether it reads other ranks' peer slots."""
         return any(operand.role == "peer" for operand in self.operands)
 
+    def operand(self, name: str) -> Operand:
+        """Return operand ``name``; raise KeyError if there is none."""
+        for operand in self.operands:
+            if operand.name == name:
+                return operand
+        raise KeyError(f"{self.name} has no operand {name}")
+
     def slot(self, name: str) -> int:
         """Return the handle slot of operand ``name``; raise KeyError if there is none."""
-        for slot, operand in enumerate(self.operands):
-            if operand.name == name:
-                return slot
-        raise KeyError(f"{self.name} has no operand {name}")
+        return self.operand(name).slot
+
+    def handles(self, slots: Sequence[int]) -> tuple[int, ...]:
+        """Return every operand's handle, in the row's order, of a record's slots."""
+        return tuple(int(slots[o.slot]) + o.run for o in self.operands)
+
+    def handle(self, name: str, slots: Sequence[int]) -> int:
+        """Return the handle of operand ``name``; raise KeyError if there is none."""
+        operand = self.operand(name)
+        return int(slots[operand.slot]) + operand.run
 
     def word(self, name: str) -> int:
         """Return the record word of parameter ``name``; raise KeyError if there is none."""
@@ -177,12 +224,19 @@ class OpSpec:
 
 
 def _operands(text: str) -> tuple[Operand, ...]:
-    """Parse ``x weight:w out:y``: a bare word is an activation read."""
-    rows = []
+    """Parse ``x weight:w +weight:v out:y``: a bare word is an activation read, ``+`` goes on a run."""
+    rows: list[Operand] = []
+    slot = run = -1
     for word in text.split():
-        role, _, name = word.rpartition(":")
-        rows.append(Operand(name, role or "in"))  # type: ignore[arg-type]
+        slot, run = (slot, run + 1) if word.startswith("+") else (slot + 1, 0)
+        role, _, name = word.lstrip("+").rpartition(":")
+        rows.append(Operand(name, role or "in", slot, run))  # type: ignore[arg-type]
     return tuple(rows)
+
+
+def _run(text: str, n: int) -> str:
+    """Return operands numbered from 0 as one run: ``weight:w`` as ``weight:w0 +weight:w1 ...``."""
+    return " +".join(" +".join(f"{word}{i}" for word in text.split()) for i in range(n))
 
 
 def _params(text: str) -> tuple[Param, ...]:
@@ -219,8 +273,28 @@ def _attn_res(p: Mapping[str, int], t: int) -> int:
     return 3 * p["width"] + 2 * p["n_blocks"] + 64
 
 
+def _part(p: Mapping[str, int], t: int) -> int:
+    return p["width"] + p["n_blocks"] + 64
+
+
+def _parts(p: Mapping[str, int], t: int) -> int:
+    return p["unit_cols"] + p["n_blocks"] + 64
+
+
+def _mix_linears(p: Mapping[str, int], t: int) -> int:
+    return (t + 1) * p["K"] + 64 + _even_odd(p["K"], t)
+
+
+def _situ_gemv(p: Mapping[str, int], t: int) -> int:
+    return t * p["K"] + 64 + _even_odd(p["K"], t)
+
+
 def _head(p: Mapping[str, int], t: int) -> int:
     return 8 * p["unit_cols"] + 64
+
+
+def _kda_heads(p: Mapping[str, int], t: int) -> int:
+    return 10 * p["unit_cols"] + 64 + _even_odd(p["rank"], t)
 
 
 def _qlat(p: Mapping[str, int], t: int) -> int:
@@ -235,6 +309,10 @@ def _uv(p: Mapping[str, int], t: int) -> int:
     return t * 64 + 64 + _even_odd(p["latent"], t)
 
 
+def _mla_heads(p: Mapping[str, int], t: int) -> int:
+    return p["page_tokens"] + 4 * (p["latent"] + p["rope"]) + 64 + _even_odd(p["latent"], 1)
+
+
 def _router(p: Mapping[str, int], t: int) -> int:
     return 3 * p["n_experts"] + 4 * p["top_k"] + 64
 
@@ -247,6 +325,19 @@ def _moe_down(p: Mapping[str, int], t: int) -> int:
     return 16 * 64 + 64 + _even_odd(p["K"], p["top_k"])
 
 
+def _glu_topk(p: Mapping[str, int], t: int) -> int:
+    return _topk(p, t) + _moe_up(p, t)
+
+
+def _down_topk(p: Mapping[str, int], t: int) -> int:
+    return _topk(p, t) + _moe_down(p, t)
+
+
+def _topk(p: Mapping[str, int], t: int) -> int:
+    """Floats for a step's routes, then one token's scores."""
+    return 2 * t * p["top_k"] + 3 * p["n_experts"] + p["top_k"] + 64
+
+
 def _row(
     op: Op,
     operands: str,
@@ -256,20 +347,36 @@ def _row(
     placement: Placement,
     scratch: Callable[[Mapping[str, int], int], int],
     doc: str,
-    phases: tuple[str, ...] = ALL_PHASES,
+    targets: tuple[str, ...] = ALL_TARGETS,
 ) -> OpSpec:
-    return OpSpec(op, _operands(operands), _params(params), unit, grain, placement, doc, scratch, phases)
+    return OpSpec(op, _operands(operands), _params(params), unit, grain, placement, doc, scratch, targets=targets)
+
+
+def _mix_linears_row(op: Op, n: int, rows: str) -> OpSpec:
+    """A group of n linears of one normed mix."""
+    return _row(
+        op,
+        f"prefix part weight:res_norm weight:res_proj weight:norm {_run('weight:w', n)} {_run('out:y', n)}",
+        f"K:u32:elements eps:f32:1 norm_eps:f32:1 {rows}",
+        "row", 8, "weight", _mix_linears,
+        "y_i[t,r] = rule3(w_i[r], rmsnorm(mix of prefix and the block part (numerics, AttnRes); norm, norm_eps))",
+    )
 
 
 # fmt: off
 _ROWS: tuple[OpSpec, ...] = (
     #    op                    operands                                             params                                          unit      grain placement     scratch     formula
     _row(Op.NOP,               "out:y",                                             "",                                             "step",    1, "replicated", _none,      "nothing"),
+    _row(Op.PART,              "group out:y",                                       "index:u32:1",                                  "step",    1, "follow",     _none,      "value index of a group: a name in the graph, no instruction", targets=()),
     _row(Op.EMBED_BF16,        "weight:table out:y",                                "vocab:u32:rows",                               "column", 16, "replicated", _none,      "y[t] = table[token_id[t]]: a move"),
     _row(Op.GEMV_BF16,         "x weight:w out:y",                                  "K:u32:elements head_only:u32:flag",            "row",     8, "weight",     _gemv,      "y[t,r] = rule3(w[r], x[t]); head_only: tokens from head_from on"),
     _row(Op.GEMV_BF16_BLOCKS,  "x weight:w out:y",                                  "K:u32:elements n_blocks:u32:blocks",           "row",     8, "partial",    _gemv,      "y[t,r] = tree(rule3 of each of this rank's n_blocks blocks of row r)"),
     _row(Op.NORM_GEMV_BF16,    "x weight:norm weight:w out:y",                      "K:u32:elements eps:f32:1 head_only:u32:flag",  "row",     8, "weight",     _norm_gemv, "y[t,r] = rule3(w[r], rmsnorm(x[t]; norm, eps))"),
     _row(Op.GLU_BF16,          "x weight:gate weight:up out:y",                     "K:u32:elements beta:f32:1 linear_beta:f32:1",  "row",     8, "weight",     _glu,       "y[t,r] = situ(rule3(gate[r], x[t]), rule3(up[r], x[t]))"),
+    _mix_linears_row(Op.MIX_LINEARS_3, 3, "rows01:u32:rows rows2:u32:rows"),
+    _mix_linears_row(Op.MIX_LINEARS_4, 4, "rows01:u32:rows rows23:u32:rows"),
+    _mix_linears_row(Op.MIX_LINEARS_6, 6, "rows01:u32:rows rows23:u32:rows rows45:u32:rows"),
+    _row(Op.SITU_GEMV_BLOCKS,  "gate up weight:w out:y",                            "K:u32:elements n_blocks:u32:blocks beta:f32:1 linear_beta:f32:1", "row", 8, "partial", _situ_gemv, "y = gemv_blocks(situ(gate, up); w)"),
     _row(Op.RMSNORM,           "x weight:norm out:y",                               "eps:f32:1",                                    "token",   1, "follow",     _none,      "y = (x * (1 / sqrt(ss / width + eps))) * norm"),
     _row(Op.ATTN_RES,          "prefix blocks weight:res_norm weight:res_proj out:y", "n_blocks:u32:blocks eps:f32:1",              "token",   1, "follow",     _attn_res,  "y = softmax-weighted mix of n_blocks finished blocks and the prefix (numerics, AttnRes)"),
     _row(Op.ATTN_RES_NORM,     "prefix blocks weight:res_norm weight:res_proj weight:norm out:y", "n_blocks:u32:blocks eps:f32:1 norm_eps:f32:1", "token", 1, "follow", _attn_res, "y = rmsnorm(attn_res(prefix, blocks); norm, norm_eps)"),
@@ -283,22 +390,28 @@ _ROWS: tuple[OpSpec, ...] = (
     _row(Op.L2NORM,            "x out:y",                                           "eps:f32:1",                                    "head",    1, "follow",     _head,      "y = x * (1 / sqrt(sum x^2 + eps)) per head of unit_cols"),
     _row(Op.SCALE,             "x out:y",                                           "factor:f32:1",                                 "column", 16, "follow",     _none,      "y = x * factor"),
     _row(Op.HEAD_RMSNORM,      "x weight:norm out:y",                               "eps:f32:1",                                    "head",    1, "follow",     _head,      "y = (x * (1 / sqrt(ss / unit_cols + eps))) * norm per head"),
+    _row(Op.ATTN_PART,         "blocks weight:res_norm weight:res_proj out:y",      "n_blocks:u32:blocks eps:f32:1",                "token",   1, "follow",     _part,      "y = [o_B | m_B | s_B | 0 ...]: the finished blocks' part of attn_res (numerics, AttnRes)"),
+    _row(Op.ATTN_PARTS_8,      f"blocks {_run('weight:res_norm weight:res_proj', 8)} {_run('out:y', 8)}", "n_blocks:u32:blocks eps:f32:1", "member", 1, "follow", _parts,  "y_i = attn_part(blocks; res_norm_i, res_proj_i)"),
     _row(Op.SHORT_CONV,        "x weight:conv state:taps out:y",                    "",                                             "channel", 16, "follow",    _none,      "y[t] = w0 x[t-3], then fma w1 x[t-2], w2 x[t-1], w3 x[t]; taps keep the last three x per slot"),
     _row(Op.CONV_SILU,         "x weight:conv state:taps out:y",                    "",                                             "channel", 16, "follow",    _none,      "y = silu(short_conv(x))"),
     _row(Op.KDA_DECAY,         "f weight:a_log weight:dt_bias out:y",               "lower_bound:f32:1",                            "head",    1, "follow",     _none,      "y = exp(lower_bound * sigmoid(exp(a_log[h]) * (f + dt_bias)))"),
     _row(Op.KDA_STEP,          "q k v decay beta state:s out:y",                    "",                                             "head",    1, "follow",     _head,      "S = decay_i S; u = v - k.S; S = fma(k, beta u, S); y = q.S, in time order"),
     _row(Op.KDA_CORE,          "q k v f b weight:a_log weight:dt_bias state:s out:y", "l2_eps:f32:1 q_scale:f32:1 lower_bound:f32:1", "head",  1, "follow",     _head,      "kda_step(scale(l2norm(q)), l2norm(k), v, kda_decay(f), sigmoid(b))"),
     _row(Op.KDA_GATED_NORM,    "o weight:norm gate out:y",                          "eps:f32:1",                                    "head",    1, "follow",     _head,      "y = head_rmsnorm(o; norm, eps) * sigmoid(gate)"),
+    _row(Op.KDA_HEADS,         "q +k +v +f +b +gate weight:conv_q +weight:conv_k +weight:conv_v +weight:f_b +weight:a_log +weight:dt_bias +weight:o_norm state:taps_q +state:taps_k +state:taps_v +state:s out:y", "l2_eps:f32:1 q_scale:f32:1 lower_bound:f32:1 eps:f32:1 rank:u32:elements", "head", 1, "follow", _kda_heads, "kda_gated_norm(kda_core(conv_silu(q), conv_silu(k), conv_silu(v), gemv(f; f_b), b), gate)"),
     _row(Op.MLA_QLAT,          "q weight:kv_b out:y",                               "nope:u32:elements rope:u32:elements latent:u32:elements v:u32:elements", "head", 1, "follow", _qlat, "y[h] = [rule3 over nope of W_UK[h]^T q_nope | q_rope]"),
     _row(Op.MLA_CACHE,         "x weight:norm state:cache",                         "latent:u32:elements rope:u32:elements eps:f32:1", "token", 1, "replicated", _none,     "cache[slot, position] = [rmsnorm(latent; norm, eps) | shared key]"),
     _row(Op.MLA_ATTEND,        "q state:cache out:y",                               "latent:u32:elements rope:u32:elements scale:f32:1 page_tokens:u32:tokens", "head", 1, "follow", _attend, "y[h] = softmax(q.cache * scale) over positions <= own, by pages, times latent"),
     _row(Op.MLA_UV,            "ctx weight:kv_b out:y",                             "nope:u32:elements v:u32:elements latent:u32:elements", "row", 8, "follow",  _uv,         "y[t,h*v+i] = rule3(W_UV[h][i], ctx[t,h])"),
     _row(Op.MLA_OUT_GATE,      "o gate out:y",                                      "",                                             "column", 16, "follow",     _none,      "y = o * sigmoid(gate)"),
     _row(Op.MLA_UV_GATE,       "ctx weight:kv_b gate out:y",                        "nope:u32:elements v:u32:elements latent:u32:elements", "row", 8, "follow",  _uv,         "y = mla_uv(ctx) * sigmoid(gate)"),
+    _row(Op.MLA_HEADS,         "q weight:kv_b state:cache gate out:y",              "nope:u32:elements rope:u32:elements latent:u32:elements v:u32:elements scale:f32:1 page_tokens:u32:tokens", "head", 1, "follow", _mla_heads, "mla_uv_gate(mla_attend(mla_qlat(q), cache), gate)"),
     _row(Op.ROUTER_TOPK,       "logits weight:bias out:y",                          "n_experts:u32:experts top_k:u32:experts scale:f32:1", "token", 1, "replicated", _router, "top_k of sigmoid + bias, ids ascending; w = s / (sum s + 1e-20) * scale"),
     _row(Op.MOE_UP_MXFP4,      "z route weight:w out:y",                            "K:u32:elements top_k:u32:experts",             "row",     8, "weight",     _moe_up,    "y[t,s,r] = rule3(w[expert s][r], z[t])"),
     _row(Op.MOE_GLU_MXFP4,     "z route weight:w1 weight:w3 out:y",                 "K:u32:elements top_k:u32:experts beta:f32:1 linear_beta:f32:1", "row", 8, "weight", _moe_up, "y[t,s,r] = situ(rule3(w1[expert s][r], z[t]), rule3(w3[expert s][r], z[t]))"),
     _row(Op.MOE_DOWN_MXFP4,    "x route weight:w2 out:y",                           "K:u32:elements top_k:u32:experts n_blocks:u32:blocks", "row", 8, "partial", _moe_down,   "y[t,r] = tree over blocks of sum over experts ascending of w_e * rule3(block of w2[e][r], x[t,s])"),
+    _row(Op.MOE_GLU_TOPK,      "z scores weight:bias weight:w1 weight:w3 out:y",    "K:u32:elements top_k:u32:experts beta:f32:1 linear_beta:f32:1 n_experts:u32:experts", "row", 8, "weight", _glu_topk, "y = moe_glu(z, router_topk(scores))"),
+    _row(Op.MOE_DOWN_TOPK,     "x scores weight:bias weight:w2 out:y",              "K:u32:elements top_k:u32:experts n_blocks:u32:blocks scale:f32:1 n_experts:u32:experts", "row", 8, "partial", _down_topk, "y = moe_down(x, router_topk(scores))"),
     _row(Op.ARGMAX,            "logits out:y",                                      "vocab_base:u32_per_rank:rows vocab:u32:rows",  "step",    1, "partial",    _none,      "y[t] = (best, lowest index, second best) of this rank's logits"),
     _row(Op.ARGMAX_FOLD,       "peer:x out:y",                                      "",                                             "step",    1, "replicated", _none,      "y[t] = (best, lowest index, second best) over all ranks"),
     _row(Op.ALL_REDUCE,        "peer:x out:y",                                      "",                                             "column", 16, "replicated", _none,      "y = tree of the ranks' x"),
@@ -320,7 +433,7 @@ def check() -> None:
     for spec in _ROWS:
         assert int(spec.op) not in taken, f"{spec.name} uses a reserved or retired number"
         assert int(spec.op) < 1 << 16
-        assert len(spec.operands) <= N_HANDLES, spec.name
+        assert spec.n_slots <= N_HANDLES, spec.name
         assert len(spec.params) <= N_PARAMS, spec.name
         names = [o.name for o in spec.operands] + [p.name for p in spec.params]
         assert len(set(names)) == len(names), f"{spec.name} names something twice"
@@ -338,7 +451,7 @@ def isa_hash() -> str:
     lines = [f"{ISA_VERSION} {RECORD_WORDS} {N_HANDLES} {WORD_UNITS} {WORD_WIDTH} {WORD_UNIT_COLS} {WORD_PARAMS} {PAGE_TOKENS}"]
     for op in sorted(SPECS):
         spec = SPECS[op]
-        operands = " ".join(f"{o.role}:{o.name}" for o in spec.operands)
+        operands = " ".join(f"{'+' if o.run else ''}{o.role}:{o.name}" for o in spec.operands)
         params = " ".join(f"{p.kind}:{p.name}" for p in spec.params)
         lines.append(f"{int(op)} {spec.name} {spec.unit} | {operands} | {params}")
     return hashlib.sha256("\n".join(lines).encode()).hexdigest()

@@ -67,11 +67,11 @@ def encode(packets: Columns, waits: Columns) -> bytes:
         spec = spec_of(int(packet["op"]))
         assert spec is not None
         first, count = int(packet["wait_ofs"]), int(packet["n_waits"])
-        body = _body(len(spec.operands), len(spec.params))
-        handles = packet["handles"][: len(spec.operands) + len(spec.operands) % 2]
+        body = _body(spec.n_slots, len(spec.params))
+        handles = packet["handles"][: spec.n_slots + spec.n_slots % 2]
         params = packet["params"][: len(spec.params)]
         n_words = (_HEAD.size + body.size) // 4 + 2 * count
-        lengths = (len(spec.operands), len(spec.params), count, n_words)
+        lengths = (spec.n_slots, len(spec.params), count, n_words)
         parts.append(_HEAD.pack(int(packet["op"]), int(packet["flags"]), *lengths))
         fields = (int(packet[name]) for name in FIELDS)
         parts.append(body.pack(*handles.tolist(), *params.tolist(), *fields))
@@ -143,10 +143,10 @@ def _decode_packet(
     if spec is None:
         known = {**table.RESERVED, **table.RETIRED}
         _refuse(f"{at}: opcode", f"{op} ({known.get(op, 'unknown')})", "an op of the table")
-    body = _body(len(spec.operands), len(spec.params))
+    body = _body(spec.n_slots, len(spec.params))
     size = _HEAD.size + body.size + count * WAIT_DTYPE.itemsize
     got = (n_operands, n_params, n_words)
-    need = (len(spec.operands), len(spec.params), size // 4)
+    need = (spec.n_slots, len(spec.params), size // 4)
     if got != need:
         _refuse(f"{at}: {spec.name}: (operands, params, words)", got, need)
     if len(data) - offset < size:
@@ -179,7 +179,7 @@ def first_fault(packets: Columns, waits: Columns) -> tuple[int, str, object, str
 
 def _record_rules(packets: Columns) -> Iterator[tuple[str, Columns, str]]:
     """Yield (field, which packets satisfy it, what is needed) for what goes into a record."""
-    n_operands = _per_op(packets["op"], lambda spec: len(spec.operands))
+    n_operands = _per_op(packets["op"], lambda spec: spec.n_slots)
     n_params = _per_op(packets["op"], lambda spec: len(spec.params))
     used = np.arange(table.N_HANDLES) < n_operands[:, None]
     spare = np.arange(table.N_PARAMS) >= n_params[:, None]

@@ -167,11 +167,11 @@ class _Builder:
         f = self.linear(f, f"{root}.f_b_proj", f"{root}.f")
         constants = [self.weight(f"{root}.A_log"), self.weight(f"{root}.dt_bias")]
         bound = f32_bits(linear.gate_lower_bound)
-        decay = add(Op.KDA_DECAY, f"{root}.decay", [f, *constants], lower_bound=bound)
+        decay = add(Op.KDA_DECAY, f"{root}.decay", [f, *constants], lower_bound=bound, head_dim=dim)
         beta = add(Op.SIGMOID, f"{root}.beta", [self.linear(h, f"{root}.b_proj", f"{root}.b")])
         shape = (linear.num_heads, dim, dim)
         state = self.graph.state(StateLeaf(f"{root}.s", "slots", shape, 0))
-        o = add(Op.KDA_STEP, f"{root}.o", [qn, kn, v, decay, beta, state])
+        o = add(Op.KDA_STEP, f"{root}.o", [qn, kn, v, decay, beta, state], head_dim=dim)
         norm = self.weight(f"{root}.o_norm.weight")
         o = add(Op.HEAD_RMSNORM, f"{root}.o_unit", [o, norm], eps=self.eps("o_norm"))
         gate = self.linear(h, f"{root}.g_proj", f"{root}.g")

@@ -10,8 +10,15 @@ from enum import StrEnum
 from typing import NamedTuple
 
 from k3tool.errors import K3Error
-from k3tool.isa.table import Op
-from k3tool.model.operators import Placement, attr_names, input_operands, place, solve_sizes
+from k3tool.isa.table import SPECS, Op
+from k3tool.model.operators import (
+    Placement,
+    attr_names,
+    input_operands,
+    place,
+    result_widths,
+    solve_sizes,
+)
 
 
 class Leaf(StrEnum):
@@ -112,6 +119,8 @@ class Graph:
     def _infer(
         self, op: Op, name: str, inputs: Sequence[int], attrs: Mapping[str, int]
     ) -> tuple[int, Placement]:
+        if op is Op.PART:
+            return self._part(inputs[0], attrs["index"])
         operands = input_operands(op)
         assert len(operands) == len(inputs), f"{op.name}: {len(inputs)} inputs"
         shapes: dict[str, tuple[int, ...]] = {}
@@ -128,6 +137,24 @@ class Graph:
                 placements.append((operand, node.placement))
         width, _ = solve_sizes(op, name, shapes, attrs, tp=1)
         return width, place(op, name, placements, splits)
+
+    def _part(self, group: int, index: int) -> tuple[int, Placement]:
+        """Return width and place of one value of a group of linears: those of its own weight."""
+        node = self.nodes[group]
+        assert isinstance(node.op, Op), node
+        shapes: dict[str, tuple[int, ...]] = {}
+        splits = {}
+        for operand, value in zip(input_operands(node.op), node.inputs, strict=True):
+            if operand.role == "weight":
+                weight = self.weight_of(value)
+                shapes[operand.name], splits[operand.name] = weight.shape, weight.split
+            else:
+                shapes[operand.name] = (self.nodes[value].width,)
+        attrs = {key: int(value) for key, value in node.attrs}
+        _, sizes = solve_sizes(node.op, self.names[group], shapes, attrs, tp=1)
+        assert len(SPECS[node.op].outputs) > 1, f"{self.names[group]} is no group"
+        sharded = splits[f"w{index}"] == "rows"
+        return result_widths(node.op, sizes)[index], "sharded" if sharded else "replicated"
 
     def weight_of(self, node_id: int) -> WeightLeaf:
         """Return the weight a node stands for."""

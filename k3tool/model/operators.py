@@ -20,20 +20,35 @@ from k3tool.isa.table import PAGE_TOKENS, SPECS, Op, Operand, OpSpec, Param
 Placement = Literal["replicated", "sharded", "partial"]
 BLOCKS = 8  # numerics rule 5: a row-parallel axis is summed in eight blocks
 
-# Sizes per operand, then the result's; "," separates axes. Capitals are solved for: H heads, D head
-# size, C channels, R rows, K the summed axis, W a width, V vocabulary, E experts, S columns of one
-# rank's shard. Small names are the node's attributes; tp is the number of ranks (1 when logical).
+PART_EXTRA = 16  # words behind the block part's o_B: m_B, s_B, and zeros up to a cache line
+_HEADS = "H*head_dim"
+_MIX = f"prefix:K part:K+{PART_EXTRA} res_norm:K res_proj:1,K norm:K"
+
+# Sizes per operand, then the result's ("|" between several); "," separates axes. Capitals are
+# solved for: H heads, D head size, C channels, R rows, K the summed axis, W a width, V vocabulary,
+# E experts, S columns of one rank's shard. Small names are the node's attributes; tp is the number of ranks (1 when logical).
 # State operands are in place and are not sized here.
 SIZES: dict[Op, str] = {
     Op.NOP: "-> W",
+    Op.PART: "group:W -> W",  # not solved: the group's row says how wide its values are
     Op.EMBED_BF16: "table:V,W -> W",
     Op.GEMV_BF16: "x:K w:R,K -> R",
     Op.GEMV_BF16_BLOCKS: "x:K w:R,K -> R",
     Op.NORM_GEMV_BF16: "x:K norm:K w:R,K -> R",
     Op.GLU_BF16: "x:K gate:R,K up:R,K -> R",
+    Op.MIX_LINEARS_3: f"{_MIX} w0:R0,K w1:R1,K w2:R2,K -> R0|R1|R2",
+    Op.MIX_LINEARS_4: f"{_MIX} w0:R0,K w1:R1,K w2:R2,K w3:R3,K -> R0|R1|R2|R3",
+    Op.MIX_LINEARS_6: f"{_MIX} w0:R0,K w1:R1,K w2:R2,K w3:R3,K w4:R4,K w5:R5,K"
+    " -> R0|R1|R2|R3|R4|R5",
+    Op.SITU_GEMV_BLOCKS: "gate:K up:K w:R,K -> R",
     Op.RMSNORM: "x:W norm:W -> W",
     Op.ATTN_RES: "prefix:W blocks:W res_norm:W res_proj:1,W -> W",
     Op.ATTN_RES_NORM: "prefix:W blocks:W res_norm:W res_proj:1,W norm:W -> W",
+    Op.ATTN_PART: f"blocks:W res_norm:W res_proj:1,W -> W+{PART_EXTRA}",
+    Op.ATTN_PARTS_8: "blocks:W "
+    + " ".join(f"res_norm{i}:W res_proj{i}:1,W" for i in range(8))
+    + " -> "
+    + "|".join([f"W+{PART_EXTRA}"] * 8),
     Op.BLOCK_PUSH: "prefix:W blocks:W -> W",
     Op.ADD: "a:W b:W -> W",
     Op.MUL: "a:W b:W -> W",
@@ -46,20 +61,29 @@ SIZES: dict[Op, str] = {
     Op.HEAD_RMSNORM: "x:H*D norm:D -> H*D",
     Op.SHORT_CONV: "x:C conv:C,1,4 -> C",
     Op.CONV_SILU: "x:C conv:C,1,4 -> C",
-    Op.KDA_DECAY: "f:H*D a_log:H dt_bias:H*D -> H*D",
-    Op.KDA_STEP: "q:H*D k:H*D v:H*D decay:H*D beta:H -> H*D",
-    Op.KDA_CORE: "q:H*D k:H*D v:H*D f:H*D b:H a_log:H dt_bias:H*D -> H*D",
+    Op.KDA_DECAY: f"f:{_HEADS} a_log:H dt_bias:{_HEADS} -> {_HEADS}",
+    Op.KDA_STEP: f"q:{_HEADS} k:{_HEADS} v:{_HEADS} decay:{_HEADS} beta:H ->"
+    f" {_HEADS}",
+    Op.KDA_CORE: f"q:{_HEADS} k:{_HEADS} v:{_HEADS} f:{_HEADS} b:H a_log:H"
+    f" dt_bias:{_HEADS} -> {_HEADS}",
     Op.KDA_GATED_NORM: "o:H*D norm:D gate:H*D -> H*D",
+    Op.KDA_HEADS: f"q:{_HEADS} k:{_HEADS} v:{_HEADS} f:rank b:H gate:{_HEADS}"
+    f" conv_q:{_HEADS},1,4 conv_k:{_HEADS},1,4 conv_v:{_HEADS},1,4"
+    f" f_b:{_HEADS},rank a_log:H dt_bias:{_HEADS} o_norm:head_dim ->"
+    f" {_HEADS}",
     Op.MLA_QLAT: "q:H*(nope+rope) kv_b:H*(nope+v),latent -> H*(latent+rope)",
     Op.MLA_CACHE: "x:latent+rope norm:latent -> latent+rope",
     Op.MLA_ATTEND: "q:H*(latent+rope) -> H*latent",
     Op.MLA_UV: "ctx:H*latent kv_b:H*(nope+v),latent -> H*v",
     Op.MLA_OUT_GATE: "o:W gate:W -> W",
     Op.MLA_UV_GATE: "ctx:H*latent kv_b:H*(nope+v),latent gate:H*v -> H*v",
+    Op.MLA_HEADS: "q:H*(nope+rope) kv_b:H*(nope+v),latent gate:H*v -> H*v",
     Op.ROUTER_TOPK: "logits:E bias:E -> 2*top_k",
     Op.MOE_UP_MXFP4: "z:K route:2*top_k w:E,R,K -> top_k*R",
     Op.MOE_GLU_MXFP4: "z:K route:2*top_k w1:E,R,K w3:E,R,K -> top_k*R",
     Op.MOE_DOWN_MXFP4: "x:top_k*K route:2*top_k w2:E,R,K -> R",
+    Op.MOE_GLU_TOPK: "z:K scores:E bias:E w1:E,R,K w3:E,R,K -> top_k*R",
+    Op.MOE_DOWN_TOPK: "x:top_k*K scores:E bias:E w2:E,R,K -> R",
     Op.ARGMAX: "logits:V -> 4",
     Op.ARGMAX_FOLD: "x:4 -> 4",
     Op.ALL_REDUCE: "x:W -> W",
@@ -69,11 +93,23 @@ SIZES: dict[Op, str] = {
     Op.REDUCE_GATHER_ADD: "residual:tp*S up:S x:tp*S -> tp*S",
 }
 
-# Parameters of the table that follow from the sizes, by the letter that holds them.
-_SIZE_PARAMS = {"K": "K", "shard_cols": "S", "n_experts": "E", "vocab": "V", "vocab_base": "V"}
-# Attributes of graph nodes that are no parameter: a slice unit needs them.
-_EXTRA_ATTRS: dict[Op, tuple[str, ...]] = {Op.L2NORM: ("head_dim",)}
+# Parameters of the table that follow from the sizes: an expression of letters.
+_SIZE_PARAMS = {
+    "K": "K", "shard_cols": "S", "n_experts": "E", "vocab": "V", "vocab_base": "V", "rank": "rank",
+    "rows01": "R0+65536*R1", "rows23": "R2+65536*R3", "rows45": "R4+65536*R5", "rows2": "R2",
+}  # fmt: skip
+MAX_MEMBER_ROWS = 65535  # of a group of linears: two row counts share a parameter word
+# Attributes of graph nodes that are no parameter: what a head is. Widths do not say it (two heads
+# of 64 look like one of 128), and a rule that joins norms and states per head has to know.
+_EXTRA_ATTRS: dict[Op, tuple[str, ...]] = dict.fromkeys(
+    (Op.L2NORM, Op.KDA_DECAY, Op.KDA_STEP, Op.KDA_CORE, Op.KDA_HEADS), ("head_dim",)
+)
 # Collectives read a peer operand either whole from the rank that owns it or as a term of a sum.
+# Operands that live elsewhere than the rule says: a sharded op's replicated inputs and the reverse.
+_PLACES: dict[tuple[Op, str], Placement] = {
+    (Op.KDA_HEADS, "f"): "replicated",
+    (Op.SITU_GEMV_BLOCKS, "up"): "sharded",
+}
 _GATHERED = {(Op.ALL_GATHER, "x"), (Op.REDUCE_GATHER, "up"), (Op.REDUCE_GATHER_ADD, "up")}
 
 
@@ -142,7 +178,7 @@ def solve_sizes(
     `shapes` maps operand names to (width,) for activations and to the shape for weights.
     Raises: K3Error naming node and operand where sizes contradict each other.
     """
-    equations, result = _row(op)
+    equations, _ = _row(op)
     pending = []
     for operand, axes in equations:
         shape = shapes[operand]
@@ -155,7 +191,12 @@ def solve_sizes(
         later = [entry for entry in pending if not _settle(op, name, entry, sizes)]
         assert len(later) < len(pending), f"{op.name}: SIZES does not determine {later}"
         pending = later
-    return _value(result, sizes), sizes
+    return sum(result_widths(op, sizes)), sizes
+
+
+def result_widths(op: Op, sizes: Mapping[str, int]) -> list[int]:
+    """Return the width of each of an op's results, from the letters' sizes."""
+    return [_value(part, sizes) for part in _row(op)[1].split("|")]
 
 
 def _settle(op: Op, name: str, entry: tuple[str, str, int], sizes: dict[str, int]) -> bool:
@@ -176,6 +217,8 @@ def _settle(op: Op, name: str, entry: tuple[str, str, int], sizes: dict[str, int
 def params_of(op: Op, attrs: Mapping[str, int], sizes: Mapping[str, int], tp: int) -> list[int]:
     """Return the parameter words of a packet, in table order, for one rank."""
     spec, words = SPECS[op], []
+    wide = [size for letter, size in sizes.items() if letter[0] == "R" and letter[1:].isdigit()]
+    assert max(wide, default=0) <= MAX_MEMBER_ROWS, f"{op.name}: {wide} rows"
     for param in spec.params:
         if not is_derived(spec, param):
             words.append(attrs[param.name])
@@ -184,7 +227,7 @@ def params_of(op: Op, attrs: Mapping[str, int], sizes: Mapping[str, int], tp: in
         elif param.name == "n_blocks":
             words.append(BLOCKS // tp)
         else:
-            words.append(sizes[_SIZE_PARAMS[param.name]])
+            words.append(_value(_SIZE_PARAMS[param.name], sizes))
     return words
 
 
@@ -197,6 +240,9 @@ def units_of(op: Op, width: int, sizes: Mapping[str, int], max_tokens: int) -> t
             return 1, 0
         case "head":
             return sizes["H"], width // sizes["H"]
+        case "member":
+            members = len(SPECS[op].outputs)
+            return members, width // members
         case "row" if "R" in sizes:
             return sizes["R"], 1  # an expert's rows: the result has top_k runs of them
         case _:
@@ -248,6 +294,8 @@ def place(
 def _needed(spec: OpSpec, operand: Operand, first: Placement | None) -> Placement | None:
     if operand.role == "peer":
         return "sharded" if (spec.op, operand.name) in _GATHERED else "partial"
+    if (spec.op, operand.name) in _PLACES:
+        return _PLACES[spec.op, operand.name]
     if spec.placement == "partial":
         return "sharded" if first is None else "replicated"
     if spec.placement in ("replicated", "weight") or spec.unit == "token":
@@ -261,7 +309,10 @@ def _need_split(
     name: str, spec: OpSpec, splits: Mapping[str, str], allowed: tuple[str, ...]
 ) -> None:
     for operand, split in splits.items():
-        # A norm inside a fused linear op is as long as its replicated input.
+        # A norm inside a fused linear op is as long as its replicated input; a router's bias goes
+        # with its scores, which every rank has.
+        if operand == "bias" and split == "replicate":
+            continue
         if split not in allowed:
             raise K3Error(
                 f"{name}: {spec.name} {operand}", got=f"split by {split}", need=" or ".join(allowed)

@@ -7,6 +7,7 @@ Source: modeling_kimi_linear.py@20a4fb101ce8, through k3_spec C.0-C.2 and C.5.
 
 import numpy as np
 
+from k3tool.model.operators import PART_EXTRA
 from k3tool.ref.formats import Array, Step
 
 # -- products ----------------------------------------------------------------------------------
@@ -95,6 +96,75 @@ def attn_res_norm(
     """Mix, then norm. Shapes as in `attn_res`; norm (H,)."""
     mixed = attn_res(prefix, blocks, res_norm, res_proj, n_blocks=n_blocks, eps=eps)
     return rmsnorm(mixed, norm, eps=norm_eps)
+
+
+def attn_part(
+    blocks: Array, res_norm: Array, res_proj: Array, *, n_blocks: int, eps: float
+) -> Array:
+    """Mix the finished blocks alone, unnormalised: [o_B | m_B | s_B | zeros].
+
+    Shapes: blocks (>= n_blocks, T, H) -> (T, H + 16). Source: k3_spec C.2, a softmax in two parts.
+    """
+    sources = blocks[:n_blocks]
+    score = rmsnorm(sources, res_norm, eps=eps) @ res_proj.reshape(-1)
+    top = score.max(axis=0)
+    weight = np.exp(score - top)
+    mixed = np.einsum("st,sth->th", weight, sources)
+    rest = np.zeros((len(mixed), PART_EXTRA))
+    rest[:, 0], rest[:, 1] = top, weight.sum(axis=0)
+    return np.concatenate([mixed, rest], axis=-1)
+
+
+def attn_parts_8(blocks: Array, *sites: Array, n_blocks: int, eps: float) -> tuple[Array, ...]:
+    """Mix the finished blocks for eight sites: (res_norm, res_proj) of each in turn."""
+    pairs = zip(sites[0::2], sites[1::2], strict=True)
+    return tuple(attn_part(blocks, n, p, n_blocks=n_blocks, eps=eps) for n, p in pairs)
+
+
+def mix_norm(
+    prefix: Array,
+    part: Array,
+    res_norm: Array,
+    res_proj: Array,
+    norm: Array,
+    *,
+    eps: float,
+    norm_eps: float,
+) -> Array:
+    """Add the prefix to a block part, then norm. Shapes: prefix (T, H), part (T, H + 16)."""
+    width = prefix.shape[1]
+    own = rmsnorm(prefix, res_norm, eps=eps) @ res_proj.reshape(-1)
+    top = np.maximum(part[:, width], own)
+    a, b = np.exp(part[:, width] - top), np.exp(own - top)
+    mixed = a[:, None] * part[:, :width] + b[:, None] * prefix
+    return rmsnorm(mixed / (a * part[:, width + 1] + b)[:, None], norm, eps=norm_eps)
+
+
+def mix_linears(
+    prefix: Array,
+    part: Array,
+    res_norm: Array,
+    res_proj: Array,
+    norm: Array,
+    *weights: Array,
+    eps: float,
+    norm_eps: float,
+) -> tuple[Array, ...]:
+    """Multiply one normed mix by several matrices. Shapes: weights (R_i, H) -> each (T, R_i)."""
+    x = mix_norm(prefix, part, res_norm, res_proj, norm, eps=eps, norm_eps=norm_eps)
+    return tuple(x @ w.T for w in weights)
+
+
+def part(group: tuple[Array, ...], *, index: int) -> Array:
+    """Pick one value of a group."""
+    return group[index]
+
+
+def situ_gemv_blocks(
+    gate: Array, up: Array, w: Array, *, beta: float, linear_beta: float
+) -> Array:
+    """Gate a unit, then multiply by a row-parallel matrix. Shapes: (T, K), w (R, K) -> (T, R)."""
+    return situ(gate, up, beta=beta, linear_beta=linear_beta) @ w.T
 
 
 def block_push(prefix: Array, blocks: Array | None, *, index: int) -> Array:

@@ -23,8 +23,7 @@ from k3tool.ref.ops import (
     Reference,
     keyword_names,
     operand_names,
-    returns_state,
-    written_state,
+    split_result,
 )
 
 Value = Any  # an Array, an expert leaf, or None for a state that no step has written
@@ -96,19 +95,17 @@ class Sequence64:
         spec, reference = SPECS[node.op], self.ops[node.op]
         operands = []
         for name, index in zip(operand_names(spec), node.inputs, strict=True):
-            is_peer = spec.operands[spec.slot(name)].role == "peer"
+            is_peer = spec.operand(name).role == "peer"
             operands.append(values[index][None] if is_peer else values[index])
         wanted = keyword_names(reference)
         keywords = self._params(spec, node) | {"step": step}
         if "unit_cols" in wanted:
             keywords["unit_cols"] = _unit_cols(self.graph, node)
         result = reference(*operands, **{name: keywords[name] for name in wanted})
-        written = written_state(spec)
-        if written is None:
-            return result
-        result, state = result if returns_state(spec) else (result, result)
-        leaf = node.inputs[operand_names(spec).index(written)]
-        self.states[str(self.graph.nodes[leaf].attrs[0][1])] = state
+        result, states = split_result(spec, result)
+        for name, state in states.items():
+            leaf = node.inputs[operand_names(spec).index(name)]
+            self.states[str(self.graph.nodes[leaf].attrs[0][1])] = state
         return result
 
     def _params(self, spec: OpSpec, node: Node) -> dict[str, Any]:

@@ -96,3 +96,40 @@ def kda_core(
 def kda_gated_norm(o: Array, norm: Array, gate: Array, *, eps: float) -> Array:
     """Norm per head, then a plain sigmoid gate (not SiLU). Shapes: o, gate (T, C), norm (D,)."""
     return head_rmsnorm(o, norm, eps=eps) * sigmoid(gate)
+
+
+def kda_heads(
+    q: Array,
+    k: Array,
+    v: Array,
+    f: Array,
+    b: Array,
+    gate: Array,
+    conv_q: Array,
+    conv_k: Array,
+    conv_v: Array,
+    f_b: Array,
+    a_log: Array,
+    dt_bias: Array,
+    o_norm: Array,
+    taps_q: Array | None,
+    taps_k: Array | None,
+    taps_v: Array | None,
+    s: Array | None,
+    *,
+    l2_eps: float,
+    q_scale: float,
+    lower_bound: float,
+    eps: float,
+    unit_cols: int,
+    step: Step,
+) -> tuple[Array, tuple[Array, ...]]:
+    """Do everything between the projections of a layer: the four new states beside the result."""
+    q, taps_q = conv_silu(q, conv_q, taps_q, step=step)
+    k, taps_k = conv_silu(k, conv_k, taps_k, step=step)
+    v, taps_v = conv_silu(v, conv_v, taps_v, step=step)
+    sizes = {"l2_eps": l2_eps, "q_scale": q_scale, "lower_bound": lower_bound}
+    o, s = kda_core(
+        q, k, v, f @ f_b.T, b, a_log, dt_bias, s, **sizes, unit_cols=unit_cols, step=step
+    )
+    return kda_gated_norm(o, o_norm, gate, eps=eps), (taps_q, taps_k, taps_v, s)

@@ -66,3 +66,22 @@ def mla_out_gate(o: Array, gate: Array) -> Array:
 def mla_uv_gate(ctx: Array, kv_b: Array, gate: Array, *, nope: int, v: int, latent: int) -> Array:
     """Carry the context to values, then gate."""
     return mla_out_gate(mla_uv(ctx, kv_b, nope=nope, v=v, latent=latent), gate)
+
+
+def mla_heads(
+    q: Array,
+    kv_b: Array,
+    cache: Array,
+    gate: Array,
+    *,
+    nope: int,
+    rope: int,
+    latent: int,
+    v: int,
+    scale: float,
+    step: Step,
+) -> Array:
+    """Do everything between the query and the output projection. Shapes: -> (T, h*v)."""
+    q = mla_qlat(q, kv_b, nope=nope, rope=rope, v=v)
+    ctx = mla_attend(q, cache, latent=latent, scale=scale, step=step)
+    return mla_uv_gate(ctx, kv_b, gate, nope=nope, v=v, latent=latent)

@@ -78,3 +78,26 @@ def moe_down_mxfp4(x: Array, route: Array, w2: Experts) -> Array:
         y[where[0]] += part  # a token chooses an expert once, so no index repeats
     assert y is not None, "a route names at least one expert"
     return y
+
+
+def moe_glu_topk(
+    z: Array,
+    scores: Array,
+    bias: Array,
+    w1: Experts,
+    w3: Experts,
+    *,
+    top_k: int,
+    beta: float,
+    linear_beta: float,
+) -> Array:
+    """Choose, then the gated units of the chosen. Only the choice matters, not its weights."""
+    route = router_topk(scores, bias, top_k=top_k, scale=1.0)
+    return moe_glu_mxfp4(z, route, w1, w3, beta=beta, linear_beta=linear_beta)
+
+
+def moe_down_topk(
+    x: Array, scores: Array, bias: Array, w2: Experts, *, top_k: int, scale: float
+) -> Array:
+    """Choose and weigh, then add the chosen experts' outputs."""
+    return moe_down_mxfp4(x, router_topk(scores, bias, top_k=top_k, scale=scale), w2)

@@ -2,8 +2,9 @@
 
 A function takes the row's operands (all but "out") by position and, by keyword, those of the row's
 parameters that mean something (a block count or page length only fixes an order of summation), the
-record's ``unit_cols`` and the ``step``. It returns the result, or (result, new state) where the row
-has both an "out" and a "state".
+record's ``unit_cols`` and the ``step``. It returns the result (a tuple of them where the row has
+several), or (result, new state) where the row has both an "out" and a "state" (a tuple of states
+where it has several). Operands of a run of any length come as ``*``.
 """
 
 import inspect
@@ -18,11 +19,16 @@ Reference = Callable[..., Any]
 
 REFERENCE: dict[Op, Reference] = {
     Op.NOP: dense.nop,
+    Op.PART: dense.part,
     Op.EMBED_BF16: dense.embed_bf16,
     Op.GEMV_BF16: dense.gemv_bf16,
     Op.GEMV_BF16_BLOCKS: dense.gemv_bf16_blocks,
     Op.NORM_GEMV_BF16: dense.norm_gemv_bf16,
     Op.GLU_BF16: dense.glu_bf16,
+    Op.MIX_LINEARS_3: dense.mix_linears,
+    Op.MIX_LINEARS_4: dense.mix_linears,
+    Op.MIX_LINEARS_6: dense.mix_linears,
+    Op.SITU_GEMV_BLOCKS: dense.situ_gemv_blocks,
     Op.RMSNORM: dense.rmsnorm,
     Op.ATTN_RES: dense.attn_res,
     Op.ATTN_RES_NORM: dense.attn_res_norm,
@@ -36,22 +42,28 @@ REFERENCE: dict[Op, Reference] = {
     Op.L2NORM: dense.l2norm,
     Op.SCALE: dense.scale,
     Op.HEAD_RMSNORM: dense.head_rmsnorm,
+    Op.ATTN_PART: dense.attn_part,
+    Op.ATTN_PARTS_8: dense.attn_parts_8,
     Op.SHORT_CONV: kda.short_conv,
     Op.CONV_SILU: kda.conv_silu,
     Op.KDA_DECAY: kda.kda_decay,
     Op.KDA_STEP: kda.kda_step,
     Op.KDA_CORE: kda.kda_core,
     Op.KDA_GATED_NORM: kda.kda_gated_norm,
+    Op.KDA_HEADS: kda.kda_heads,
     Op.MLA_QLAT: mla.mla_qlat,
     Op.MLA_CACHE: mla.mla_cache,
     Op.MLA_ATTEND: mla.mla_attend,
     Op.MLA_UV: mla.mla_uv,
     Op.MLA_OUT_GATE: mla.mla_out_gate,
     Op.MLA_UV_GATE: mla.mla_uv_gate,
+    Op.MLA_HEADS: mla.mla_heads,
     Op.ROUTER_TOPK: moe.router_topk,
     Op.MOE_UP_MXFP4: moe.moe_up_mxfp4,
     Op.MOE_GLU_MXFP4: moe.moe_glu_mxfp4,
     Op.MOE_DOWN_MXFP4: moe.moe_down_mxfp4,
+    Op.MOE_GLU_TOPK: moe.moe_glu_topk,
+    Op.MOE_DOWN_TOPK: moe.moe_down_topk,
     Op.ARGMAX: dense.argmax,
     Op.ARGMAX_FOLD: dense.argmax_fold,
     Op.ALL_REDUCE: dense.all_reduce,
@@ -62,7 +74,7 @@ REFERENCE: dict[Op, Reference] = {
 }
 
 # A row's "state" is read and written, except by these, which only read what another op wrote.
-_READ_ONLY_STATE = frozenset({Op.MLA_ATTEND})
+_READ_ONLY_STATE = frozenset({Op.MLA_ATTEND, Op.MLA_HEADS})
 # Beyond the row's own parameters a meaning may ask for these.
 _CONTEXT = frozenset({"unit_cols", "step"})
 _BY_POSITION = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
@@ -73,23 +85,32 @@ def operand_names(spec: OpSpec) -> tuple[str, ...]:
     return tuple(operand.name for operand in spec.operands if operand.role != "out")
 
 
-def written_state(spec: OpSpec) -> str | None:
-    """Return the name of the state operand that the op writes, or None."""
+def written_states(spec: OpSpec) -> tuple[str, ...]:
+    """Return the names of the state operands that the op writes."""
     if spec.op in _READ_ONLY_STATE:
-        return None
-    return next((operand.name for operand in spec.operands if operand.role == "state"), None)
+        return ()
+    return tuple(operand.name for operand in spec.operands if operand.role == "state")
 
 
 def returns_state(spec: OpSpec) -> bool:
     """Return whether the meaning gives (result, new state) instead of one value."""
     has_out = any(operand.role == "out" for operand in spec.operands)
-    return has_out and written_state(spec) is not None
+    return has_out and bool(written_states(spec))
+
+
+def split_result(spec: OpSpec, result: Any) -> tuple[Any, dict[str, Any]]:
+    """Return what a meaning gave as (result, new states by operand)."""
+    names = written_states(spec)
+    if not names:
+        return result, {}
+    value, states = result if returns_state(spec) else (result, result)
+    return value, dict(zip(names, states if len(names) > 1 else (states,), strict=True))
 
 
 @cache
 def keyword_names(reference: Reference) -> tuple[str, ...]:
     """Return what a meaning takes by keyword."""
-    parameters = inspect.signature(reference).parameters.values()
+    parameters = tuple(inspect.signature(reference).parameters.values())
     return tuple(p.name for p in parameters if p.kind is inspect.Parameter.KEYWORD_ONLY)
 
 
@@ -98,9 +119,12 @@ def check(references: Mapping[Op, Reference]) -> None:
     assert set(references) == set(SPECS), "every op of the table has one meaning"
     for op, reference in references.items():
         spec = SPECS[op]
-        parameters = inspect.signature(reference).parameters.values()
+        parameters = tuple(inspect.signature(reference).parameters.values())
         by_position = tuple(p.name for p in parameters if p.kind in _BY_POSITION)
-        assert by_position == operand_names(spec), f"{spec.name}: {by_position}"
+        names = operand_names(spec)
+        if any(p.kind is inspect.Parameter.VAR_POSITIONAL for p in parameters):
+            names = names[: len(by_position)]
+        assert by_position == names, f"{spec.name}: {by_position}"
         known = {param.name for param in spec.params} | _CONTEXT
         unknown = set(keyword_names(reference)) - known
         assert not unknown, f"{spec.name} has no parameter {sorted(unknown)}"

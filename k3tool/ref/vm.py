@@ -19,7 +19,7 @@ from k3tool.isa.stream import Isa, Stream
 from k3tool.isa.table import OpSpec
 from k3tool.ref.formats import Array, Step, decode_bf16, decode_mxfp4
 from k3tool.ref.forward import f32_value
-from k3tool.ref.ops import REFERENCE, keyword_names, operand_names, returns_state, written_state
+from k3tool.ref.ops import REFERENCE, keyword_names, operand_names, split_result
 from k3tool.ref.weights import ExpertLeaf
 
 _F32_BYTES = 4
@@ -119,12 +119,13 @@ class Vm:
         result = reference(*operands, **{name: keywords[name] for name in keyword_names(reference)})
         self._store(spec, record, rank, step, result)
         if self._on_result is not None:
-            value = result[0] if returns_state(spec) else result
-            self._on_result(stream.name, index, rank, np.array(value))
+            value, _ = split_result(spec, result)
+            parts = value if isinstance(value, tuple) else (value,)
+            self._on_result(stream.name, index, rank, np.concatenate(parts, axis=-1))
 
     def _operand(self, spec: OpSpec, record: Array, name: str, rank: int, step: Step) -> Any:
         handle, tokens = handle_of(spec, record, name), len(step.ids)
-        match spec.operands[spec.slot(name)].role:
+        match spec.operand(name).role:
             case "peer":
                 return np.stack([memory[handle][:tokens] for memory in self.memories])
             case "weight":
@@ -149,28 +150,29 @@ class Vm:
 
     def _store(self, spec: OpSpec, record: Array, rank: int, step: Step, result: Any) -> None:
         memory, tokens = self.memories[rank], len(step.ids)
-        state = written_state(spec)
-        if state is not None:
-            result, new = result if returns_state(spec) else (None, result)
+        result, states = split_result(spec, result)
+        for state, new in states.items():
             kept = memory[handle_of(spec, record, state)]
             kept = _rows(kept) if _is_paged(spec, state) else kept[0]
             kept[: len(new)] = new
         output = spec.output
         if output.role == "inout":  # the stack of blocks: the last one is new
             memory[handle_of(spec, record, output.name)][len(result) - 1, :tokens] = result[-1]
-        elif output.role == "out":
-            memory[handle_of(spec, record, output.name)][:tokens] = result
+        values = result if isinstance(result, tuple) else (result,)
+        for operand, value in zip(spec.outputs, values, strict=bool(spec.outputs)):
+            memory[handle_of(spec, record, operand.name)][:tokens] = value
 
 
 def handle_of(spec: OpSpec, record: Array, name: str) -> int:
     """Return the handle of an operand in a 64-byte record."""
-    slot = spec.slot(name)
-    return int(record[table.WORD_HANDLES + slot // 2]) >> 16 * (slot % 2) & 0xFFFF
+    operand = spec.operand(name)
+    word = int(record[table.WORD_HANDLES + operand.slot // 2])
+    return (word >> 16 * (operand.slot % 2) & 0xFFFF) + operand.run
 
 
 def _is_paged(spec: OpSpec, name: str) -> bool:
     """Return whether a state is rows of pages rather than one row a slot."""
-    return spec.op in (table.Op.MLA_CACHE, table.Op.MLA_ATTEND) and name == "cache"
+    return spec.operand(name).name == "cache"
 
 
 def _rows(pages: Array) -> Array:

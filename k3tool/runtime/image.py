@@ -15,11 +15,12 @@ import numpy.typing as npt
 from k3tool.compiler.plan import Tensor
 from k3tool.errors import ArtifactError
 from k3tool.isa.stream import Isa, Stream
-from k3tool.isa.table import ALL_PHASES, PAGE_TOKENS, SPECS, OpSpec, isa_hash
+from k3tool.isa.table import ALL_PHASES, PAGE_TOKENS, SPECS, WORD_PARAMS, OpSpec, isa_hash
 from k3tool.runtime.weights import ExpertBytes, RankWeights, TensorBytes
 
 MAGIC, VERSION = b"K3IMAGE\0", 1
 N_OPCODES, NO_SLOT, ALIGN = 256, 0xFF, 64
+ROUTE_IN_SCRATCH = 0x80
 SECTIONS = (
     "phase", "inst", "entry", "queue", "wait", "signal", "expect", "op", "tensor", "expert", "file",
     "text", "prompt", "stop",
@@ -286,15 +287,29 @@ def _op_rows() -> Array:
     rows = np.zeros(N_OPCODES, OP_DTYPE)
     rows["route_slot"] = NO_SLOT
     for op, spec in SPECS.items():
-        names = [operand.name for operand in spec.operands]
-        route = names.index("route") if "route" in names else NO_SLOT
+        route = _route_slot(spec)
         units = {"token": UNIT_TOKEN, "step": UNIT_STEP}.get(spec.unit, UNIT_COLUMNS)
         rows[int(op)] = (spec.slot(spec.output.name), _digest_mode(spec), units, route)
     return rows
 
 
+def _route_slot(spec: OpSpec) -> int:
+    """Return the slot of the route an op reads, or the parameter top_k of one that makes its own.
+
+    An expert is admitted by its id before a result that rests on it is published.
+    """
+    names = [operand.name for operand in spec.operands]
+    if "route" in names:
+        return spec.slot("route")
+    if "scores" in names:
+        return ROUTE_IN_SCRATCH | spec.word("top_k") - WORD_PARAMS
+    return NO_SLOT
+
+
 def _digest_mode(spec: OpSpec) -> int:
     """Return where the result lies: rows of a buffer, the paged cache, or another op's buffer."""
+    if len(spec.outputs) > 1:  # rows of several buffers, some of them a rank's own
+        return DIGEST_NONE
     if spec.output.role == "out":
         return DIGEST_ROWS
     return DIGEST_CACHE if spec.output.role == "state" and spec.unit == "token" else DIGEST_NONE

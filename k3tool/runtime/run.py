@@ -15,6 +15,7 @@ import numpy.typing as npt
 from k3tool.artifact import InputRef, canonical_json
 from k3tool.checkpoint.whole import require_whole
 from k3tool.errors import ArtifactError, UsageError
+from k3tool.isa import device
 from k3tool.isa.columns import spec_of
 from k3tool.isa.stream import Isa
 from k3tool.model.config import K3Config
@@ -216,9 +217,9 @@ def _result_name(isa: Isa, fault: records.Fault) -> str:
     spec = spec_of(fault.opcode)
     if phase is None or spec is None or fault.inst >= len(phase.instructions[0]):
         return ""
-    slot = spec.slot(spec.output.name)
-    word = int(phase.instructions[0][fault.inst][1 + slot // 2])
-    return f"{spec.output.name}={isa.tensors[word >> 16 * (slot % 2) & 0xFFFF].name}"
+    row = device.unpack(phase.instructions[0][fault.inst : fault.inst + 1])[0]
+    handle = spec.handle(spec.output.name, row["handles"])
+    return f"{spec.output.name}={isa.tensors[handle].name}"
 
 
 # -- events and files --------------------------------------------------------------------------

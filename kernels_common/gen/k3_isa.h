@@ -6,7 +6,8 @@
 #define K3_N_PARAMS 6
 #define K3_PAGE_TOKENS 256
 #define K3_CANDIDATE_WORDS 4
-#define K3_ISA_HASH "86919c58a1df3ea7cf36b0eb41f4b35827e0d3815b484a4c356213b48e041703"
+#define K3_RUN_SHIFT 8
+#define K3_ISA_HASH "a601c32e5a9a75f1fa26e6271cbaf0e62d01d3f5a23d656f4168637a0ffbcb6e"
 
 /* nothing */
 #define K3_OP_NOP 0
@@ -53,6 +54,83 @@
 #define K3_GLU_BF16_K 0 /* param: u32, elements */
 #define K3_GLU_BF16_BETA 1 /* param: f32, 1 */
 #define K3_GLU_BF16_LINEAR_BETA 2 /* param: f32, 1 */
+
+/* y_i[t,r] = rule3(w_i[r], rmsnorm(mix of prefix and the block part (numerics, AttnRes); norm, norm_eps)) */
+#define K3_OP_MIX_LINEARS_3 21
+#define K3_MIX_LINEARS_3_PREFIX 0 /* handle: in */
+#define K3_MIX_LINEARS_3_PART 1 /* handle: in */
+#define K3_MIX_LINEARS_3_RES_NORM 2 /* handle: weight */
+#define K3_MIX_LINEARS_3_RES_PROJ 3 /* handle: weight */
+#define K3_MIX_LINEARS_3_NORM 4 /* handle: weight */
+#define K3_MIX_LINEARS_3_W0 5 /* handle: weight */
+#define K3_MIX_LINEARS_3_W1 261 /* handle: weight */
+#define K3_MIX_LINEARS_3_W2 517 /* handle: weight */
+#define K3_MIX_LINEARS_3_Y0 6 /* handle: out */
+#define K3_MIX_LINEARS_3_Y1 262 /* handle: out */
+#define K3_MIX_LINEARS_3_Y2 518 /* handle: out */
+#define K3_MIX_LINEARS_3_K 0 /* param: u32, elements */
+#define K3_MIX_LINEARS_3_EPS 1 /* param: f32, 1 */
+#define K3_MIX_LINEARS_3_NORM_EPS 2 /* param: f32, 1 */
+#define K3_MIX_LINEARS_3_ROWS01 3 /* param: u32, rows */
+#define K3_MIX_LINEARS_3_ROWS2 4 /* param: u32, rows */
+
+/* y_i[t,r] = rule3(w_i[r], rmsnorm(mix of prefix and the block part (numerics, AttnRes); norm, norm_eps)) */
+#define K3_OP_MIX_LINEARS_4 22
+#define K3_MIX_LINEARS_4_PREFIX 0 /* handle: in */
+#define K3_MIX_LINEARS_4_PART 1 /* handle: in */
+#define K3_MIX_LINEARS_4_RES_NORM 2 /* handle: weight */
+#define K3_MIX_LINEARS_4_RES_PROJ 3 /* handle: weight */
+#define K3_MIX_LINEARS_4_NORM 4 /* handle: weight */
+#define K3_MIX_LINEARS_4_W0 5 /* handle: weight */
+#define K3_MIX_LINEARS_4_W1 261 /* handle: weight */
+#define K3_MIX_LINEARS_4_W2 517 /* handle: weight */
+#define K3_MIX_LINEARS_4_W3 773 /* handle: weight */
+#define K3_MIX_LINEARS_4_Y0 6 /* handle: out */
+#define K3_MIX_LINEARS_4_Y1 262 /* handle: out */
+#define K3_MIX_LINEARS_4_Y2 518 /* handle: out */
+#define K3_MIX_LINEARS_4_Y3 774 /* handle: out */
+#define K3_MIX_LINEARS_4_K 0 /* param: u32, elements */
+#define K3_MIX_LINEARS_4_EPS 1 /* param: f32, 1 */
+#define K3_MIX_LINEARS_4_NORM_EPS 2 /* param: f32, 1 */
+#define K3_MIX_LINEARS_4_ROWS01 3 /* param: u32, rows */
+#define K3_MIX_LINEARS_4_ROWS23 4 /* param: u32, rows */
+
+/* y_i[t,r] = rule3(w_i[r], rmsnorm(mix of prefix and the block part (numerics, AttnRes); norm, norm_eps)) */
+#define K3_OP_MIX_LINEARS_6 23
+#define K3_MIX_LINEARS_6_PREFIX 0 /* handle: in */
+#define K3_MIX_LINEARS_6_PART 1 /* handle: in */
+#define K3_MIX_LINEARS_6_RES_NORM 2 /* handle: weight */
+#define K3_MIX_LINEARS_6_RES_PROJ 3 /* handle: weight */
+#define K3_MIX_LINEARS_6_NORM 4 /* handle: weight */
+#define K3_MIX_LINEARS_6_W0 5 /* handle: weight */
+#define K3_MIX_LINEARS_6_W1 261 /* handle: weight */
+#define K3_MIX_LINEARS_6_W2 517 /* handle: weight */
+#define K3_MIX_LINEARS_6_W3 773 /* handle: weight */
+#define K3_MIX_LINEARS_6_W4 1029 /* handle: weight */
+#define K3_MIX_LINEARS_6_W5 1285 /* handle: weight */
+#define K3_MIX_LINEARS_6_Y0 6 /* handle: out */
+#define K3_MIX_LINEARS_6_Y1 262 /* handle: out */
+#define K3_MIX_LINEARS_6_Y2 518 /* handle: out */
+#define K3_MIX_LINEARS_6_Y3 774 /* handle: out */
+#define K3_MIX_LINEARS_6_Y4 1030 /* handle: out */
+#define K3_MIX_LINEARS_6_Y5 1286 /* handle: out */
+#define K3_MIX_LINEARS_6_K 0 /* param: u32, elements */
+#define K3_MIX_LINEARS_6_EPS 1 /* param: f32, 1 */
+#define K3_MIX_LINEARS_6_NORM_EPS 2 /* param: f32, 1 */
+#define K3_MIX_LINEARS_6_ROWS01 3 /* param: u32, rows */
+#define K3_MIX_LINEARS_6_ROWS23 4 /* param: u32, rows */
+#define K3_MIX_LINEARS_6_ROWS45 5 /* param: u32, rows */
+
+/* y = gemv_blocks(situ(gate, up); w) */
+#define K3_OP_SITU_GEMV_BLOCKS 24
+#define K3_SITU_GEMV_BLOCKS_GATE 0 /* handle: in */
+#define K3_SITU_GEMV_BLOCKS_UP 1 /* handle: in */
+#define K3_SITU_GEMV_BLOCKS_W 2 /* handle: weight */
+#define K3_SITU_GEMV_BLOCKS_Y 3 /* handle: out */
+#define K3_SITU_GEMV_BLOCKS_K 0 /* param: u32, elements */
+#define K3_SITU_GEMV_BLOCKS_N_BLOCKS 1 /* param: u32, blocks */
+#define K3_SITU_GEMV_BLOCKS_BETA 2 /* param: f32, 1 */
+#define K3_SITU_GEMV_BLOCKS_LINEAR_BETA 3 /* param: f32, 1 */
 
 /* y = (x * (1 / sqrt(ss / width + eps))) * norm */
 #define K3_OP_RMSNORM 32
@@ -144,6 +222,45 @@
 #define K3_HEAD_RMSNORM_Y 2 /* handle: out */
 #define K3_HEAD_RMSNORM_EPS 0 /* param: f32, 1 */
 
+/* y = [o_B | m_B | s_B | 0 ...]: the finished blocks' part of attn_res (numerics, AttnRes) */
+#define K3_OP_ATTN_PART 45
+#define K3_ATTN_PART_BLOCKS 0 /* handle: in */
+#define K3_ATTN_PART_RES_NORM 1 /* handle: weight */
+#define K3_ATTN_PART_RES_PROJ 2 /* handle: weight */
+#define K3_ATTN_PART_Y 3 /* handle: out */
+#define K3_ATTN_PART_N_BLOCKS 0 /* param: u32, blocks */
+#define K3_ATTN_PART_EPS 1 /* param: f32, 1 */
+
+/* y_i = attn_part(blocks; res_norm_i, res_proj_i) */
+#define K3_OP_ATTN_PARTS_8 46
+#define K3_ATTN_PARTS_8_BLOCKS 0 /* handle: in */
+#define K3_ATTN_PARTS_8_RES_NORM0 1 /* handle: weight */
+#define K3_ATTN_PARTS_8_RES_PROJ0 257 /* handle: weight */
+#define K3_ATTN_PARTS_8_RES_NORM1 513 /* handle: weight */
+#define K3_ATTN_PARTS_8_RES_PROJ1 769 /* handle: weight */
+#define K3_ATTN_PARTS_8_RES_NORM2 1025 /* handle: weight */
+#define K3_ATTN_PARTS_8_RES_PROJ2 1281 /* handle: weight */
+#define K3_ATTN_PARTS_8_RES_NORM3 1537 /* handle: weight */
+#define K3_ATTN_PARTS_8_RES_PROJ3 1793 /* handle: weight */
+#define K3_ATTN_PARTS_8_RES_NORM4 2049 /* handle: weight */
+#define K3_ATTN_PARTS_8_RES_PROJ4 2305 /* handle: weight */
+#define K3_ATTN_PARTS_8_RES_NORM5 2561 /* handle: weight */
+#define K3_ATTN_PARTS_8_RES_PROJ5 2817 /* handle: weight */
+#define K3_ATTN_PARTS_8_RES_NORM6 3073 /* handle: weight */
+#define K3_ATTN_PARTS_8_RES_PROJ6 3329 /* handle: weight */
+#define K3_ATTN_PARTS_8_RES_NORM7 3585 /* handle: weight */
+#define K3_ATTN_PARTS_8_RES_PROJ7 3841 /* handle: weight */
+#define K3_ATTN_PARTS_8_Y0 2 /* handle: out */
+#define K3_ATTN_PARTS_8_Y1 258 /* handle: out */
+#define K3_ATTN_PARTS_8_Y2 514 /* handle: out */
+#define K3_ATTN_PARTS_8_Y3 770 /* handle: out */
+#define K3_ATTN_PARTS_8_Y4 1026 /* handle: out */
+#define K3_ATTN_PARTS_8_Y5 1282 /* handle: out */
+#define K3_ATTN_PARTS_8_Y6 1538 /* handle: out */
+#define K3_ATTN_PARTS_8_Y7 1794 /* handle: out */
+#define K3_ATTN_PARTS_8_N_BLOCKS 0 /* param: u32, blocks */
+#define K3_ATTN_PARTS_8_EPS 1 /* param: f32, 1 */
+
 /* y[t] = w0 x[t-3], then fma w1 x[t-2], w2 x[t-1], w3 x[t]; taps keep the last three x per slot */
 #define K3_OP_SHORT_CONV 48
 #define K3_SHORT_CONV_X 0 /* handle: in */
@@ -199,6 +316,32 @@
 #define K3_KDA_GATED_NORM_Y 3 /* handle: out */
 #define K3_KDA_GATED_NORM_EPS 0 /* param: f32, 1 */
 
+/* kda_gated_norm(kda_core(conv_silu(q), conv_silu(k), conv_silu(v), gemv(f; f_b), b), gate) */
+#define K3_OP_KDA_HEADS 54
+#define K3_KDA_HEADS_Q 0 /* handle: in */
+#define K3_KDA_HEADS_K 256 /* handle: in */
+#define K3_KDA_HEADS_V 512 /* handle: in */
+#define K3_KDA_HEADS_F 768 /* handle: in */
+#define K3_KDA_HEADS_B 1024 /* handle: in */
+#define K3_KDA_HEADS_GATE 1280 /* handle: in */
+#define K3_KDA_HEADS_CONV_Q 1 /* handle: weight */
+#define K3_KDA_HEADS_CONV_K 257 /* handle: weight */
+#define K3_KDA_HEADS_CONV_V 513 /* handle: weight */
+#define K3_KDA_HEADS_F_B 769 /* handle: weight */
+#define K3_KDA_HEADS_A_LOG 1025 /* handle: weight */
+#define K3_KDA_HEADS_DT_BIAS 1281 /* handle: weight */
+#define K3_KDA_HEADS_O_NORM 1537 /* handle: weight */
+#define K3_KDA_HEADS_TAPS_Q 2 /* handle: state */
+#define K3_KDA_HEADS_TAPS_K 258 /* handle: state */
+#define K3_KDA_HEADS_TAPS_V 514 /* handle: state */
+#define K3_KDA_HEADS_S 770 /* handle: state */
+#define K3_KDA_HEADS_Y 3 /* handle: out */
+#define K3_KDA_HEADS_L2_EPS 0 /* param: f32, 1 */
+#define K3_KDA_HEADS_Q_SCALE 1 /* param: f32, 1 */
+#define K3_KDA_HEADS_LOWER_BOUND 2 /* param: f32, 1 */
+#define K3_KDA_HEADS_EPS 3 /* param: f32, 1 */
+#define K3_KDA_HEADS_RANK 4 /* param: u32, elements */
+
 /* y[h] = [rule3 over nope of W_UK[h]^T q_nope | q_rope] */
 #define K3_OP_MLA_QLAT 56
 #define K3_MLA_QLAT_Q 0 /* handle: in */
@@ -253,6 +396,20 @@
 #define K3_MLA_UV_GATE_V 1 /* param: u32, elements */
 #define K3_MLA_UV_GATE_LATENT 2 /* param: u32, elements */
 
+/* mla_uv_gate(mla_attend(mla_qlat(q), cache), gate) */
+#define K3_OP_MLA_HEADS 62
+#define K3_MLA_HEADS_Q 0 /* handle: in */
+#define K3_MLA_HEADS_KV_B 1 /* handle: weight */
+#define K3_MLA_HEADS_CACHE 2 /* handle: state */
+#define K3_MLA_HEADS_GATE 3 /* handle: in */
+#define K3_MLA_HEADS_Y 4 /* handle: out */
+#define K3_MLA_HEADS_NOPE 0 /* param: u32, elements */
+#define K3_MLA_HEADS_ROPE 1 /* param: u32, elements */
+#define K3_MLA_HEADS_LATENT 2 /* param: u32, elements */
+#define K3_MLA_HEADS_V 3 /* param: u32, elements */
+#define K3_MLA_HEADS_SCALE 4 /* param: f32, 1 */
+#define K3_MLA_HEADS_PAGE_TOKENS 5 /* param: u32, tokens */
+
 /* top_k of sigmoid + bias, ids ascending; w = s / (sum s + 1e-20) * scale */
 #define K3_OP_ROUTER_TOPK 64
 #define K3_ROUTER_TOPK_LOGITS 0 /* handle: in */
@@ -292,6 +449,33 @@
 #define K3_MOE_DOWN_MXFP4_K 0 /* param: u32, elements */
 #define K3_MOE_DOWN_MXFP4_TOP_K 1 /* param: u32, experts */
 #define K3_MOE_DOWN_MXFP4_N_BLOCKS 2 /* param: u32, blocks */
+
+/* y = moe_glu(z, router_topk(scores)) */
+#define K3_OP_MOE_GLU_TOPK 68
+#define K3_MOE_GLU_TOPK_Z 0 /* handle: in */
+#define K3_MOE_GLU_TOPK_SCORES 1 /* handle: in */
+#define K3_MOE_GLU_TOPK_BIAS 2 /* handle: weight */
+#define K3_MOE_GLU_TOPK_W1 3 /* handle: weight */
+#define K3_MOE_GLU_TOPK_W3 4 /* handle: weight */
+#define K3_MOE_GLU_TOPK_Y 5 /* handle: out */
+#define K3_MOE_GLU_TOPK_K 0 /* param: u32, elements */
+#define K3_MOE_GLU_TOPK_TOP_K 1 /* param: u32, experts */
+#define K3_MOE_GLU_TOPK_BETA 2 /* param: f32, 1 */
+#define K3_MOE_GLU_TOPK_LINEAR_BETA 3 /* param: f32, 1 */
+#define K3_MOE_GLU_TOPK_N_EXPERTS 4 /* param: u32, experts */
+
+/* y = moe_down(x, router_topk(scores)) */
+#define K3_OP_MOE_DOWN_TOPK 69
+#define K3_MOE_DOWN_TOPK_X 0 /* handle: in */
+#define K3_MOE_DOWN_TOPK_SCORES 1 /* handle: in */
+#define K3_MOE_DOWN_TOPK_BIAS 2 /* handle: weight */
+#define K3_MOE_DOWN_TOPK_W2 3 /* handle: weight */
+#define K3_MOE_DOWN_TOPK_Y 4 /* handle: out */
+#define K3_MOE_DOWN_TOPK_K 0 /* param: u32, elements */
+#define K3_MOE_DOWN_TOPK_TOP_K 1 /* param: u32, experts */
+#define K3_MOE_DOWN_TOPK_N_BLOCKS 2 /* param: u32, blocks */
+#define K3_MOE_DOWN_TOPK_SCALE 3 /* param: f32, 1 */
+#define K3_MOE_DOWN_TOPK_N_EXPERTS 4 /* param: u32, experts */
 
 /* y[t] = (best, lowest index, second best) of this rank's logits */
 #define K3_OP_ARGMAX 72
@@ -345,6 +529,10 @@
   X(GEMV_BF16_BLOCKS, gemv_bf16_blocks) \
   X(NORM_GEMV_BF16, norm_gemv_bf16) \
   X(GLU_BF16, glu_bf16) \
+  X(MIX_LINEARS_3, mix_linears_3) \
+  X(MIX_LINEARS_4, mix_linears_4) \
+  X(MIX_LINEARS_6, mix_linears_6) \
+  X(SITU_GEMV_BLOCKS, situ_gemv_blocks) \
   X(RMSNORM, rmsnorm) \
   X(ATTN_RES, attn_res) \
   X(ATTN_RES_NORM, attn_res_norm) \
@@ -358,22 +546,28 @@
   X(L2NORM, l2norm) \
   X(SCALE, scale) \
   X(HEAD_RMSNORM, head_rmsnorm) \
+  X(ATTN_PART, attn_part) \
+  X(ATTN_PARTS_8, attn_parts_8) \
   X(SHORT_CONV, short_conv) \
   X(CONV_SILU, conv_silu) \
   X(KDA_DECAY, kda_decay) \
   X(KDA_STEP, kda_step) \
   X(KDA_CORE, kda_core) \
   X(KDA_GATED_NORM, kda_gated_norm) \
+  X(KDA_HEADS, kda_heads) \
   X(MLA_QLAT, mla_qlat) \
   X(MLA_CACHE, mla_cache) \
   X(MLA_ATTEND, mla_attend) \
   X(MLA_UV, mla_uv) \
   X(MLA_OUT_GATE, mla_out_gate) \
   X(MLA_UV_GATE, mla_uv_gate) \
+  X(MLA_HEADS, mla_heads) \
   X(ROUTER_TOPK, router_topk) \
   X(MOE_UP_MXFP4, moe_up_mxfp4) \
   X(MOE_GLU_MXFP4, moe_glu_mxfp4) \
   X(MOE_DOWN_MXFP4, moe_down_mxfp4) \
+  X(MOE_GLU_TOPK, moe_glu_topk) \
+  X(MOE_DOWN_TOPK, moe_down_topk) \
   X(ARGMAX, argmax) \
   X(ARGMAX_FOLD, argmax_fold) \
   X(ALL_REDUCE, all_reduce) \
@@ -388,6 +582,10 @@
   X(GEMV_BF16_BLOCKS, gemv_bf16_blocks) \
   X(NORM_GEMV_BF16, norm_gemv_bf16) \
   X(GLU_BF16, glu_bf16) \
+  X(MIX_LINEARS_3, mix_linears_3) \
+  X(MIX_LINEARS_4, mix_linears_4) \
+  X(MIX_LINEARS_6, mix_linears_6) \
+  X(SITU_GEMV_BLOCKS, situ_gemv_blocks) \
   X(RMSNORM, rmsnorm) \
   X(ATTN_RES, attn_res) \
   X(ATTN_RES_NORM, attn_res_norm) \
@@ -401,22 +599,28 @@
   X(L2NORM, l2norm) \
   X(SCALE, scale) \
   X(HEAD_RMSNORM, head_rmsnorm) \
+  X(ATTN_PART, attn_part) \
+  X(ATTN_PARTS_8, attn_parts_8) \
   X(SHORT_CONV, short_conv) \
   X(CONV_SILU, conv_silu) \
   X(KDA_DECAY, kda_decay) \
   X(KDA_STEP, kda_step) \
   X(KDA_CORE, kda_core) \
   X(KDA_GATED_NORM, kda_gated_norm) \
+  X(KDA_HEADS, kda_heads) \
   X(MLA_QLAT, mla_qlat) \
   X(MLA_CACHE, mla_cache) \
   X(MLA_ATTEND, mla_attend) \
   X(MLA_UV, mla_uv) \
   X(MLA_OUT_GATE, mla_out_gate) \
   X(MLA_UV_GATE, mla_uv_gate) \
+  X(MLA_HEADS, mla_heads) \
   X(ROUTER_TOPK, router_topk) \
   X(MOE_UP_MXFP4, moe_up_mxfp4) \
   X(MOE_GLU_MXFP4, moe_glu_mxfp4) \
   X(MOE_DOWN_MXFP4, moe_down_mxfp4) \
+  X(MOE_GLU_TOPK, moe_glu_topk) \
+  X(MOE_DOWN_TOPK, moe_down_topk) \
   X(ARGMAX, argmax) \
   X(ARGMAX_FOLD, argmax_fold) \
   X(ALL_REDUCE, all_reduce) \
@@ -431,6 +635,10 @@
   X(GEMV_BF16_BLOCKS, gemv_bf16_blocks) \
   X(NORM_GEMV_BF16, norm_gemv_bf16) \
   X(GLU_BF16, glu_bf16) \
+  X(MIX_LINEARS_3, mix_linears_3) \
+  X(MIX_LINEARS_4, mix_linears_4) \
+  X(MIX_LINEARS_6, mix_linears_6) \
+  X(SITU_GEMV_BLOCKS, situ_gemv_blocks) \
   X(RMSNORM, rmsnorm) \
   X(ATTN_RES, attn_res) \
   X(ATTN_RES_NORM, attn_res_norm) \
@@ -444,22 +652,28 @@
   X(L2NORM, l2norm) \
   X(SCALE, scale) \
   X(HEAD_RMSNORM, head_rmsnorm) \
+  X(ATTN_PART, attn_part) \
+  X(ATTN_PARTS_8, attn_parts_8) \
   X(SHORT_CONV, short_conv) \
   X(CONV_SILU, conv_silu) \
   X(KDA_DECAY, kda_decay) \
   X(KDA_STEP, kda_step) \
   X(KDA_CORE, kda_core) \
   X(KDA_GATED_NORM, kda_gated_norm) \
+  X(KDA_HEADS, kda_heads) \
   X(MLA_QLAT, mla_qlat) \
   X(MLA_CACHE, mla_cache) \
   X(MLA_ATTEND, mla_attend) \
   X(MLA_UV, mla_uv) \
   X(MLA_OUT_GATE, mla_out_gate) \
   X(MLA_UV_GATE, mla_uv_gate) \
+  X(MLA_HEADS, mla_heads) \
   X(ROUTER_TOPK, router_topk) \
   X(MOE_UP_MXFP4, moe_up_mxfp4) \
   X(MOE_GLU_MXFP4, moe_glu_mxfp4) \
   X(MOE_DOWN_MXFP4, moe_down_mxfp4) \
+  X(MOE_GLU_TOPK, moe_glu_topk) \
+  X(MOE_DOWN_TOPK, moe_down_topk) \
   X(ARGMAX, argmax) \
   X(ARGMAX_FOLD, argmax_fold) \
   X(ALL_REDUCE, all_reduce) \
@@ -474,6 +688,10 @@
   X(GEMV_BF16_BLOCKS, gemv_bf16_blocks) \
   X(NORM_GEMV_BF16, norm_gemv_bf16) \
   X(GLU_BF16, glu_bf16) \
+  X(MIX_LINEARS_3, mix_linears_3) \
+  X(MIX_LINEARS_4, mix_linears_4) \
+  X(MIX_LINEARS_6, mix_linears_6) \
+  X(SITU_GEMV_BLOCKS, situ_gemv_blocks) \
   X(RMSNORM, rmsnorm) \
   X(ATTN_RES, attn_res) \
   X(ATTN_RES_NORM, attn_res_norm) \
@@ -487,22 +705,28 @@
   X(L2NORM, l2norm) \
   X(SCALE, scale) \
   X(HEAD_RMSNORM, head_rmsnorm) \
+  X(ATTN_PART, attn_part) \
+  X(ATTN_PARTS_8, attn_parts_8) \
   X(SHORT_CONV, short_conv) \
   X(CONV_SILU, conv_silu) \
   X(KDA_DECAY, kda_decay) \
   X(KDA_STEP, kda_step) \
   X(KDA_CORE, kda_core) \
   X(KDA_GATED_NORM, kda_gated_norm) \
+  X(KDA_HEADS, kda_heads) \
   X(MLA_QLAT, mla_qlat) \
   X(MLA_CACHE, mla_cache) \
   X(MLA_ATTEND, mla_attend) \
   X(MLA_UV, mla_uv) \
   X(MLA_OUT_GATE, mla_out_gate) \
   X(MLA_UV_GATE, mla_uv_gate) \
+  X(MLA_HEADS, mla_heads) \
   X(ROUTER_TOPK, router_topk) \
   X(MOE_UP_MXFP4, moe_up_mxfp4) \
   X(MOE_GLU_MXFP4, moe_glu_mxfp4) \
   X(MOE_DOWN_MXFP4, moe_down_mxfp4) \
+  X(MOE_GLU_TOPK, moe_glu_topk) \
+  X(MOE_DOWN_TOPK, moe_down_topk) \
   X(ARGMAX, argmax) \
   X(ARGMAX_FOLD, argmax_fold) \
   X(ALL_REDUCE, all_reduce) \
@@ -517,6 +741,10 @@
   X(GEMV_BF16_BLOCKS, gemv_bf16_blocks) \
   X(NORM_GEMV_BF16, norm_gemv_bf16) \
   X(GLU_BF16, glu_bf16) \
+  X(MIX_LINEARS_3, mix_linears_3) \
+  X(MIX_LINEARS_4, mix_linears_4) \
+  X(MIX_LINEARS_6, mix_linears_6) \
+  X(SITU_GEMV_BLOCKS, situ_gemv_blocks) \
   X(RMSNORM, rmsnorm) \
   X(ATTN_RES, attn_res) \
   X(ATTN_RES_NORM, attn_res_norm) \
@@ -530,22 +758,28 @@
   X(L2NORM, l2norm) \
   X(SCALE, scale) \
   X(HEAD_RMSNORM, head_rmsnorm) \
+  X(ATTN_PART, attn_part) \
+  X(ATTN_PARTS_8, attn_parts_8) \
   X(SHORT_CONV, short_conv) \
   X(CONV_SILU, conv_silu) \
   X(KDA_DECAY, kda_decay) \
   X(KDA_STEP, kda_step) \
   X(KDA_CORE, kda_core) \
   X(KDA_GATED_NORM, kda_gated_norm) \
+  X(KDA_HEADS, kda_heads) \
   X(MLA_QLAT, mla_qlat) \
   X(MLA_CACHE, mla_cache) \
   X(MLA_ATTEND, mla_attend) \
   X(MLA_UV, mla_uv) \
   X(MLA_OUT_GATE, mla_out_gate) \
   X(MLA_UV_GATE, mla_uv_gate) \
+  X(MLA_HEADS, mla_heads) \
   X(ROUTER_TOPK, router_topk) \
   X(MOE_UP_MXFP4, moe_up_mxfp4) \
   X(MOE_GLU_MXFP4, moe_glu_mxfp4) \
   X(MOE_DOWN_MXFP4, moe_down_mxfp4) \
+  X(MOE_GLU_TOPK, moe_glu_topk) \
+  X(MOE_DOWN_TOPK, moe_down_topk) \
   X(ARGMAX, argmax) \
   X(ARGMAX_FOLD, argmax_fold) \
   X(ALL_REDUCE, all_reduce) \
@@ -560,6 +794,10 @@
   X(GEMV_BF16_BLOCKS, gemv_bf16_blocks) \
   X(NORM_GEMV_BF16, norm_gemv_bf16) \
   X(GLU_BF16, glu_bf16) \
+  X(MIX_LINEARS_3, mix_linears_3) \
+  X(MIX_LINEARS_4, mix_linears_4) \
+  X(MIX_LINEARS_6, mix_linears_6) \
+  X(SITU_GEMV_BLOCKS, situ_gemv_blocks) \
   X(RMSNORM, rmsnorm) \
   X(ATTN_RES, attn_res) \
   X(ATTN_RES_NORM, attn_res_norm) \
@@ -573,22 +811,28 @@
   X(L2NORM, l2norm) \
   X(SCALE, scale) \
   X(HEAD_RMSNORM, head_rmsnorm) \
+  X(ATTN_PART, attn_part) \
+  X(ATTN_PARTS_8, attn_parts_8) \
   X(SHORT_CONV, short_conv) \
   X(CONV_SILU, conv_silu) \
   X(KDA_DECAY, kda_decay) \
   X(KDA_STEP, kda_step) \
   X(KDA_CORE, kda_core) \
   X(KDA_GATED_NORM, kda_gated_norm) \
+  X(KDA_HEADS, kda_heads) \
   X(MLA_QLAT, mla_qlat) \
   X(MLA_CACHE, mla_cache) \
   X(MLA_ATTEND, mla_attend) \
   X(MLA_UV, mla_uv) \
   X(MLA_OUT_GATE, mla_out_gate) \
   X(MLA_UV_GATE, mla_uv_gate) \
+  X(MLA_HEADS, mla_heads) \
   X(ROUTER_TOPK, router_topk) \
   X(MOE_UP_MXFP4, moe_up_mxfp4) \
   X(MOE_GLU_MXFP4, moe_glu_mxfp4) \
   X(MOE_DOWN_MXFP4, moe_down_mxfp4) \
+  X(MOE_GLU_TOPK, moe_glu_topk) \
+  X(MOE_DOWN_TOPK, moe_down_topk) \
   X(ARGMAX, argmax) \
   X(ARGMAX_FOLD, argmax_fold) \
   X(ALL_REDUCE, all_reduce) \

@@ -49,29 +49,40 @@ K3_FN float k3_mix_blocks(K3Ctx *c, const K3Mix *m, uint32_t token, float *sum) 
     return top;
 }
 
-/* One token. */
-K3_FN void k3_mix_row(K3Ctx *c, const K3Mix *m, const float *K3_RESTRICT prefix, float *K3_RESTRICT y,
-                      uint32_t token) {
+/* The block part of one token: o_B into y, s_B into *sum; returns m_B. A lane owns its columns of y. */
+K3_FN float k3_mix_part(K3Ctx *c, const K3Mix *m, uint32_t token, float *K3_RESTRICT y, float *sum) {
     const float *v = m->blocks + (uint64_t)token * m->width;
-    float s_B, m_B, s_p, M, a, b, r;
+    const float m_B = k3_mix_blocks(c, m, token, sum);
     uint32_t i;
-    if (m->n_blocks == 0u) {
-        K3_FOR(j, 0, m->width) { y[j] = prefix[j]; }
-        return;
-    }
-    m_B = k3_mix_blocks(c, m, token, &s_B);
-    s_p = k3_mix_score(c, m, prefix, token);
-    M = m_B > s_p ? m_B : s_p;
-    a = k3_exp(m_B - M);
-    b = k3_exp(s_p - M);
-    r = 1.0f / k3_fma(a, s_B, b);
     K3_FOR(j, 0, m->width) { y[j] = m->e[0] * v[j]; }
     for (i = 1; i < m->n_blocks; i++) {
         const float *K3_RESTRICT vi = v + i * m->block_stride;
         const float e = m->e[i];
         K3_FOR(j, 0, m->width) { y[j] = k3_fma(e, vi[j], y[j]); }
     }
-    K3_FOR(j, 0, m->width) { y[j] = k3_fma(a, y[j], b * prefix[j]) * r; }
+    return m_B;
+}
+
+/* The prefix joins the block part o_B, which may be y. */
+K3_FN void k3_mix_prefix(K3Ctx *c, const K3Mix *m, const float *o_B, float m_B, float s_B,
+                         const float *K3_RESTRICT prefix, float *y, uint32_t token) {
+    const float s_p = k3_mix_score(c, m, prefix, token);
+    const float M = m_B > s_p ? m_B : s_p;
+    const float a = k3_exp(m_B - M), b = k3_exp(s_p - M);
+    const float r = 1.0f / k3_fma(a, s_B, b);
+    K3_FOR(j, 0, m->width) { y[j] = k3_fma(a, o_B[j], b * prefix[j]) * r; }
+}
+
+/* One token. */
+K3_FN void k3_mix_row(K3Ctx *c, const K3Mix *m, const float *K3_RESTRICT prefix, float *K3_RESTRICT y,
+                      uint32_t token) {
+    float s_B, m_B;
+    if (m->n_blocks == 0u) {
+        K3_FOR(j, 0, m->width) { y[j] = prefix[j]; }
+        return;
+    }
+    m_B = k3_mix_part(c, m, token, y, &s_B);
+    k3_mix_prefix(c, m, y, m_B, s_B, prefix, y, token);
 }
 
 /* Fill the mix of an instruction; returns 0 (and leaves a fault) when scratch is short. */

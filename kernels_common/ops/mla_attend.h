@@ -17,6 +17,9 @@ typedef struct K3Softmax {
     float *o;   /* running latent sum */
     float *page; /* this page's latent sum */
     float *e;    /* [256]: scores, then exponentials */
+    const float *cache;
+    uint32_t latent, rope;
+    float scale;
 } K3Softmax;
 
 /* n positions of one page (rows from `rows`); leaves e and page filled, returns m_p, *s_p. */
@@ -60,21 +63,38 @@ K3_FN void k3_attend_merge(K3Softmax *a, float m_p, float s_p, uint32_t latent, 
 }
 
 /* One head of one token. */
-K3_FN void k3_attend_head(K3Ctx *c, const K3Inst *inst, K3Softmax *a, uint32_t t, const float *q, float *y) {
-    const uint32_t latent = inst->param[K3_MLA_ATTEND_LATENT], rope = inst->param[K3_MLA_ATTEND_ROPE];
-    const float *cache = k3_in(c, inst, K3_MLA_ATTEND_CACHE);
+K3_FN void k3_attend_head(K3Ctx *c, K3Softmax *a, uint32_t t, const float *q, float *y) {
+    const uint32_t latent = a->latent, rope = a->rope;
     const uint32_t end = c->step->position[t] + 1u;
     uint32_t from;
     a->m = a->s = 0.0f;
     for (from = 0; from < end; from += K3_PAGE_TOKENS) {
-        const float *rows = cache + k3_page_row(c, t, from / K3_PAGE_TOKENS) * (latent + rope);
+        const float *rows = a->cache + k3_page_row(c, t, from / K3_PAGE_TOKENS) * (latent + rope);
         float s_p;
         const float m_p = k3_attend_page(c, a, rows, k3_min(K3_PAGE_TOKENS, end - from), latent, rope, q,
-                                         k3_f32_param(inst, K3_MLA_ATTEND_SCALE), &s_p);
+                                         a->scale, &s_p);
         k3_attend_merge(a, m_p, s_p, latent, from == 0u);
         K3_SYNC(c); /* the next page overwrites e */
     }
     K3_FOR(l, 0, latent) { y[l] = a->o[l] / a->s; }
+}
+
+/* Lay out 256 + 2 latent floats of work. */
+K3_FN void k3_attend_begin(K3Softmax *a, float *work, const float *cache, uint32_t latent, uint32_t rope, float scale) {
+    a->e = work;
+    a->page = work + K3_PAGE_TOKENS;
+    a->o = a->page + latent;
+    a->cache = cache;
+    a->latent = latent;
+    a->rope = rope;
+    a->scale = scale;
+}
+
+/* Whether a token's position is past the page table; leaves a fault. */
+K3_FN int k3_past_table(K3Ctx *c, uint32_t t) {
+    if (c->step->position[t] / K3_PAGE_TOKENS < c->step->max_pages) return 0;
+    k3_trap(c, K3_FAULT_RANGE, t);
+    return 1;
 }
 
 K3_FN void k3_op_mla_attend(K3Ctx *c, const K3Inst *inst, uint32_t u0, uint32_t u1) {
@@ -84,16 +104,11 @@ K3_FN void k3_op_mla_attend(K3Ctx *c, const K3Inst *inst, uint32_t u0, uint32_t 
     K3Softmax a;
     uint32_t t, h;
     if (!work) return;
-    a.e = work;
-    a.page = work + K3_PAGE_TOKENS;
-    a.o = a.page + latent;
+    k3_attend_begin(&a, work, k3_in(c, inst, K3_MLA_ATTEND_CACHE), latent, rope, k3_f32_param(inst, K3_MLA_ATTEND_SCALE));
     for (t = 0; t < c->step->n_tokens; t++) {
-        if (c->step->position[t] / K3_PAGE_TOKENS >= c->step->max_pages) {
-            k3_trap(c, K3_FAULT_RANGE, t);
-            return;
-        }
+        if (k3_past_table(c, t)) return;
         for (h = u0; h < u1; h++)
-            k3_attend_head(c, inst, &a, t,
+            k3_attend_head(c, &a, t,
                            k3_in(c, inst, K3_MLA_ATTEND_Q) + t * q_width + (uint64_t)h * (latent + rope),
                            k3_out(c, inst, K3_MLA_ATTEND_Y) + (uint64_t)t * inst->width + (uint64_t)h * latent);
     }

@@ -19,11 +19,17 @@ K3_FN int k3_expert_chosen(const float *choice, uint32_t n_experts, uint32_t top
     return before < top_k;
 }
 
-K3_FN void k3_route_row(K3Ctx *c, const K3Inst *inst, const float *logits, float *work, uint32_t *route,
-                        uint32_t token) {
-    const uint32_t E = inst->param[K3_ROUTER_TOPK_N_EXPERTS], top_k = inst->param[K3_ROUTER_TOPK_TOP_K];
-    const float *bias = k3_in(c, inst, K3_ROUTER_TOPK_BIAS);
-    const float scale = k3_f32_param(inst, K3_ROUTER_TOPK_SCALE);
+typedef struct K3Router {
+    const float *logits, *bias; /* logits of token 0 */
+    uint32_t n_experts, top_k;
+    float scale;
+} K3Router;
+
+/* One token. work: 3 n_experts + top_k floats. */
+K3_FN void k3_route_row(K3Ctx *c, const K3Router *m, float *work, uint32_t *route, uint32_t token) {
+    const uint32_t E = m->n_experts, top_k = m->top_k;
+    const float *logits = m->logits + (uint64_t)token * E, *bias = m->bias;
+    const float scale = m->scale;
     float *choice = work, *score = work + E, *chosen = work + 2u * (uint64_t)E, *picked = work + 3u * (uint64_t)E;
     float *weight = (float *)(route + top_k);
     float sum;
@@ -51,15 +57,35 @@ K3_FN void k3_route_row(K3Ctx *c, const K3Inst *inst, const float *logits, float
     K3_FOR(i, 0, top_k) { weight[i] = (picked[i] / sum) * scale; }
 }
 
+/* Every token's route into the start of scratch, where an interpreter looks for it, for an op that needs `more` floats
+ * behind; returns those floats, 0 and a fault where scratch is too small. */
+K3_FN float *k3_route_in_scratch(K3Ctx *c, const K3Router *m, uint64_t more, const uint32_t **route) {
+    const uint64_t routes = 2u * (uint64_t)c->step->n_tokens * m->top_k;
+    float *work = k3_scratch(c, routes + 3u * (uint64_t)m->n_experts + m->top_k + more);
+    uint32_t t;
+    if (!work) return 0;
+    for (t = 0; t < c->step->n_tokens; t++) {
+        k3_route_row(c, m, work + routes, (uint32_t *)work + 2u * (uint64_t)m->top_k * t, t);
+        K3_SYNC(c); /* the next token overwrites the scores */
+    }
+    *route = (const uint32_t *)work;
+    return work + routes;
+}
+
 K3_FN void k3_op_router_topk(K3Ctx *c, const K3Inst *inst, uint32_t u0, uint32_t u1) {
     const uint32_t E = inst->param[K3_ROUTER_TOPK_N_EXPERTS], top_k = inst->param[K3_ROUTER_TOPK_TOP_K];
     float *work = k3_scratch(c, 3u * (uint64_t)E + top_k);
     uint32_t *y = (uint32_t *)k3_tensor(c, inst, K3_ROUTER_TOPK_Y);
+    K3Router m;
     uint32_t t;
     if (!work) return;
+    m.logits = k3_in(c, inst, K3_ROUTER_TOPK_LOGITS);
+    m.bias = k3_in(c, inst, K3_ROUTER_TOPK_BIAS);
+    m.n_experts = E;
+    m.top_k = top_k;
+    m.scale = k3_f32_param(inst, K3_ROUTER_TOPK_SCALE);
     for (t = u0; t < k3_min(u1, c->step->n_tokens); t++) {
-        k3_route_row(c, inst, k3_in(c, inst, K3_ROUTER_TOPK_LOGITS) + (uint64_t)t * E, work,
-                     y + 2u * (uint64_t)top_k * t, t);
+        k3_route_row(c, &m, work, y + 2u * (uint64_t)top_k * t, t);
         K3_SYNC(c); /* the next token overwrites work */
     }
 }

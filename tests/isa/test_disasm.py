@@ -105,9 +105,10 @@ def test_the_manual_has_every_op_in_both_formats(capsys: pytest.CaptureFixture[s
     assert run_command(["isa", "--format", "json"]) == 0
     data = json.loads(capsys.readouterr().out)
     assert data["isa_hash"] == table.isa_hash()
-    assert [op["opcode"] for op in data["ops"]] == sorted(table.SPECS)
+    emitted = [spec for _, spec in sorted(table.SPECS.items()) if spec.is_emitted]
+    assert [op["opcode"] for op in data["ops"]] == [spec.op for spec in emitted]
     assert run_command(["isa"]) == 0
     rows = [line for line in capsys.readouterr().out.splitlines() if line.startswith("| ")]
-    assert len(rows) == len(table.SPECS) + 1
-    for spec in table.SPECS.values():
+    assert len(rows) == len(emitted) + 1
+    for spec in emitted:
         assert any(f"| {int(spec.op)} | `{spec.name}` |" in row for row in rows)

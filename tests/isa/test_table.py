@@ -18,7 +18,7 @@ def pins(spec: OpSpec) -> dict[str, object]:
     return {
         "opcode": int(spec.op),
         "unit": spec.unit,
-        "handles": [f"{operand.role} {operand.name}" for operand in spec.operands],
+        "handles": [f"{'+' if o.run else ''}{o.role} {o.name}" for o in spec.operands],
         "words": {param.name: [spec.word(param.name), param.kind] for param in spec.params},
     }
 

@@ -80,11 +80,16 @@ class Bodies:
         check_fault: bool = True,
         scratch_floats: int | None = None,
     ) -> int:
-        """Run `op` on `operands` (arrays are written in place). Returns the fault word."""
+        """Run `op` on `operands` (arrays are written in place). Returns the fault word.
+
+        `self.scratch` is what the last slice left there.
+        """
         spec, params = SPECS[op], dict(params or {})
         keep: list[object] = []
-        addresses = (ctypes.c_void_p * len(spec.operands))()
+        addresses = (ctypes.c_void_p * len(spec.operands))()  # a run is consecutive operands
+        first = {}
         for slot, operand in enumerate(spec.operands):
+            first.setdefault(operand.slot, slot)
             value = operands[operand.name]
             assert isinstance(value, np.ndarray), operand.name
             assert value.flags.c_contiguous, operand.name
@@ -93,7 +98,7 @@ class Bodies:
         words = np.zeros(RECORD_WORDS, np.uint32)
         words[0] = int(op)
         handles = np.full(12, NO_HANDLE, np.uint16)
-        handles[: len(spec.operands)] = np.arange(len(spec.operands))
+        handles[: spec.n_slots] = [first[slot] for slot in range(spec.n_slots)]
         words[1:7] = handles.view(np.uint32)
         words[7:10] = n_units, width, unit_cols
         integers = {}
@@ -117,6 +122,7 @@ class Bodies:
             )  # fmt: skip
         assert np.all(scratch[need:] == GUARD), f"{spec.name} wrote past its scratch"
         assert held
+        self.scratch = scratch[:need]
         if check_fault:
             assert fault == 0, f"{spec.name}: fault {fault >> 32} detail {fault & 0xFFFFFFFF}"
         return fault

@@ -35,8 +35,9 @@ class Case:
     stored: dict[str, Any]
     meaning: dict[str, Any]
     out: str
-    out_shape: tuple[int, ...]
-    state: str | None = None  # written in place besides out
+    out_shape: tuple[int, ...]  # of several results: of all side by side
+    state: str | tuple[str, ...] | None = None  # written in place besides out
+    widths: tuple[int, ...] = ()  # of several results, each with a buffer of its own
     ranks: int = 1
     out_words: bool = False  # compare words, not numbers (ids, indices)
     keep: list[object] = field(default_factory=list)
@@ -266,10 +267,110 @@ def collectives() -> list[Case]:
     return [Case(op, W, W, 1, p, dict(i), dict(i), "y", (T, W), ranks=RANKS) for op, p, i in rows]
 
 
+def mixes() -> list[Case]:
+    """Linears of one normed mix, and the block parts that they start from."""
+    x, blocks = dense(Op.MIX_LINEARS_6, T, H), dense(Op.ATTN_PART, 3, T, H)
+    part = np.zeros((T, H + 16), np.float32)
+    part[:, :H] = dense(Op.ATTN_PARTS_8, T, H)
+    part[:, H] = [-0.3, 0.0, 0.4, 2.0, -3.0]  # above and below the prefix's own score
+    part[:, H + 1] = [1.0, 1.5, 2.5, 1.25, 3.0]
+    site = {"res_norm": norm_weight(6, H), "res_proj": weight(7, H)}
+    mean_site = {name: rule3.bf16(value) for name, value in site.items()}
+    norm = norm_weight(5, H)
+    stored = {"prefix": x, "part": part, **site, "norm": norm}
+    mean = {**stored, **mean_site, "norm": rule3.bf16(norm)}
+    eps = {"eps": 1e-5, "norm_eps": 1e-6}
+    cases = []
+    for op, n in ((Op.MIX_LINEARS_3, 3), (Op.MIX_LINEARS_4, 4), (Op.MIX_LINEARS_6, 6)):
+        rows = (9, 5, 16, 1, 12, 8)[:n]
+        w = {f"w{i}": weight(20 + i, r, H) for i, r in enumerate(rows)}
+        names = [p.name for p in SPECS[op].params if p.name.startswith("rows")]
+        words = [rows[2 * i] + (rows[2 * i + 1 : 2 * i + 2] or (0,))[0] * 65536
+                 for i in range(len(names))]  # fmt: skip
+        numbers = {name: rule3.bf16(value) for name, value in w.items()}
+        params = {"K": H, **eps, **dict(zip(names, words, strict=True))}
+        cases.append(Case(op, sum(rows), sum(rows), 1, params, {**stored, **w}, {**mean, **numbers},
+                          "y0", (T, sum(rows)), widths=rows))  # fmt: skip
+    one = {"n_blocks": 2, "eps": 1e-5}
+    sites = {}
+    for i in range(8):
+        sites |= {f"res_norm{i}": norm_weight(30 + i, H), f"res_proj{i}": weight(40 + i, H)}
+    mean_sites = {name: rule3.bf16(value) for name, value in sites.items()}
+    wide = H + 16
+    cases += [
+        Case(Op.ATTN_PART, T, wide, 0, one, {"blocks": blocks, **site},
+             {"blocks": blocks, **mean_site}, "y", (T, wide)),
+        Case(Op.ATTN_PARTS_8, 8, 8 * wide, wide, {"n_blocks": 3, "eps": 1e-5},
+             {"blocks": blocks, **sites}, {"blocks": blocks, **mean_sites}, "y0", (T, 8 * wide),
+             widths=(wide,) * 8),
+    ]  # fmt: skip
+    w = weight(1, 21, H)
+    units = {"gate": dense(Op.SITU, T, H, scale=3.0), "up": dense(Op.SOFTCAP, T, H, scale=9.0)}
+    params = {"K": H, "n_blocks": 8, "beta": 4.0, "linear_beta": 25.0}
+    stored, mean = {**units, "w": w}, {**units, "w": rule3.bf16(w)}
+    cases.append(Case(Op.SITU_GEMV_BLOCKS, 21, 21, 1, params, stored, mean, "y", (T, 21)))
+    return cases
+
+
+RANK = 24
+
+
+def heads() -> list[Case]:
+    """Everything a head does between its projections."""
+    C, taps = HEADS * D, ("taps_q", "taps_k", "taps_v")
+    q, k, v, gate = (dense(op, T, C) for op in (Op.KDA_HEADS, Op.KDA_CORE, Op.KDA_STEP, Op.MUL))
+    f, b = dense(Op.KDA_DECAY, T, RANK), dense(Op.MUL, T, HEADS)
+    stored = {"q": q, "k": k, "v": v, "f": f, "b": b, "gate": gate}
+    for i, name in enumerate(("conv_q", "conv_k", "conv_v")):
+        stored[name] = np.random.default_rng(50 + i).normal(0, 0.5, (C, 4)).astype(np.float32)
+    f_b = weight(53, C, RANK)
+    o_norm = 1 + 0.2 * rng(Op.KDA_HEADS).normal(size=D)
+    stored |= {"a_log": np.linspace(-0.5, 0.5, HEADS + 9).astype(np.float32),
+               "dt_bias": dense(Op.ADD, C), "o_norm": o_norm.astype(np.float32)}  # fmt: skip
+    mean = {**stored, "f_b": rule3.bf16(f_b), "s": None, **dict.fromkeys(taps)}
+    stored |= {"f_b": f_b, "s": np.full((2, HEADS, D, D), np.float32(np.nan))}
+    stored |= {name: np.full((2, 3, C), np.float32(9e9)) for name in taps}
+    params = {"l2_eps": 1e-6, "q_scale": D**-0.5, "lower_bound": -5.0, "eps": 1e-5, "rank": RANK}
+    kda = Case(Op.KDA_HEADS, HEADS, C, D, params, stored, mean, "y", (T, C), (*taps, "s"),
+               tokens=lambda: Tokens(T, slot=np.ones(T)), slots=2)  # fmt: skip
+    attend = next(case for case in latent_attention() if case.op is Op.MLA_ATTEND)
+    q = dense(Op.MLA_HEADS, T, HEADS * (NOPE + ROPE), scale=2.0)
+    kv_b, gate = weight(8, HEADS * (NOPE + V), LATENT), dense(Op.MLA_UV_GATE, T, HEADS * V)
+    own = {"q": q, "gate": gate}
+    mla = Case(Op.MLA_HEADS, HEADS, HEADS * V, V, {**attend.params, "nope": NOPE, "v": V},
+               {**own, "kv_b": kv_b, "cache": attend.stored["cache"]},
+               {**own, "kv_b": rule3.bf16(kv_b), "cache": attend.meaning["cache"]},
+               "y", (T, HEADS * V), tokens=attend.tokens)  # fmt: skip
+    return [kda, mla]
+
+
+def mixture_of_own_choice() -> list[Case]:
+    """The expert products with the router's choice inside."""
+    by_op = {case.op: case for case in mixture()}
+    router = by_op[Op.ROUTER_TOPK]
+    scores = {"scores": router.stored["logits"], "bias": router.stored["bias"]}
+    cases = []
+    for op, parts, more in (
+        (Op.MOE_GLU_TOPK, Op.MOE_GLU_MXFP4, {}),
+        (Op.MOE_DOWN_TOPK, Op.MOE_DOWN_MXFP4, {"scale": 1.5}),
+    ):
+        case = by_op[parts]
+        stored, mean = ({**d, **scores} for d in (case.stored, case.meaning))
+        del stored["route"], mean["route"]
+        params = {**case.params, "n_experts": EXPERTS, **more}
+        cases.append(Case(op, case.n_units, case.width, case.unit_cols, params, stored, mean, "y",
+                          case.out_shape, keep=case.keep))  # fmt: skip
+    return cases
+
+
+FAMILIES = (
+    elementwise, products, norms, delta, latent_attention, mixture, collectives, mixes, heads,
+    mixture_of_own_choice,
+)  # fmt: skip
 CASES = {
     case.op: case
-    for family in (elementwise, products, norms, delta, latent_attention, mixture, collectives)
+    for family in FAMILIES
     for case in family()
 }
-WITHOUT_CASE = {Op.NOP, Op.ARGMAX, Op.ARGMAX_FOLD}  # no numbers, or tests of their own
+WITHOUT_CASE = {Op.NOP, Op.PART, Op.ARGMAX, Op.ARGMAX_FOLD}  # no numbers, or tests of their own
 assert set(CASES) | WITHOUT_CASE == set(SPECS)

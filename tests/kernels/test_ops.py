@@ -29,8 +29,11 @@ def ids(op):
 
 def execute(bodies, case: Case, slices=None, stored=None, tokens=None, **more):
     """Run a case; returns (result, state) as words."""
-    operands = {n: a.copy() if n in (case.state, case.out) else a
-                for n, a in (stored or case.stored).items()}  # fmt: skip
+    written = (*states_of(case), case.out)
+    operands = {n: a.copy() if n in written else a for n, a in (stored or case.stored).items()}
+    outs = [operand.name for operand in SPECS[case.op].outputs] if case.widths else [case.out]
+    for name, width in zip(outs, case.widths, strict=True) if case.widths else ():
+        operands[name] = np.full((case.out_shape[0], width), FILL)
     if case.out not in operands:
         operands[case.out] = np.full(case.out_shape, FILL)
     peers = [o.name for o in SPECS[case.op].operands if o.role == "peer"]
@@ -49,8 +52,28 @@ def execute(bodies, case: Case, slices=None, stored=None, tokens=None, **more):
         case.op, operands, n_units=case.n_units, width=case.width, unit_cols=case.unit_cols,
         params=case.params, tokens=tokens or case.tokens(), slices=slices, **more,
     )  # fmt: skip
-    state = operands[case.state].view(np.uint32) if case.state else None
-    return operands[case.out].view(np.uint32), state
+    results = [operands[n] for n in outs]
+    result = np.concatenate(results, axis=1) if case.widths else results[0]
+    states = [operands[n] for n in states_of(case)]
+    state = states[0] if len(states) == 1 else None
+    if len(states) > 1:
+        state = np.concatenate([s.reshape(len(s), -1) for s in states], axis=1)
+    return result.view(np.uint32), None if state is None else state.view(np.uint32)
+
+
+def states_of(case: Case) -> tuple[str, ...]:
+    return (case.state,) if isinstance(case.state, str) else case.state or ()
+
+
+def state_parts(case: Case, state) -> dict[str, np.ndarray]:
+    """The states by name, of what `execute` returned."""
+    names, at, parts = states_of(case), 0, {}
+    for name in names:
+        like = case.stored[name]
+        size = like[0].size
+        parts[name] = state.reshape(len(like), -1)[:, at : at + size].reshape(like.shape)
+        at += size
+    return {n: np.ascontiguousarray(a).view(np.float32) for n, a in parts.items()}
 
 
 def meaning(case: Case):
@@ -65,7 +88,12 @@ def meaning(case: Case):
 
     operands = [number(case.meaning[name]) for name in operand_names(spec)]
     result = reference(*operands, **{k: known[k] for k in keyword_names(reference)})
-    return result if returns_state(spec) else (result, None)
+    result, state = result if returns_state(spec) else (result, None)
+    if isinstance(result, tuple):
+        result = np.concatenate(result, axis=1)
+    if isinstance(state, tuple):
+        state = np.concatenate([s.reshape(-1) for s in state])
+    return result, state
 
 
 def assert_close(words, want, tolerance=2e-5):
@@ -142,7 +170,7 @@ def test_prefill_equals_decodes(bodies, op, chunk):
     full = case.tokens()
     position = full.first + np.arange(T)
     per_token = [n for n, a in case.stored.items() if a.ndim >= 2 and a.shape[0] == T
-                 and n not in (case.out, case.state) and role_of(op, n) == "in"]  # fmt: skip
+                 and n not in (case.out, *states_of(case)) and role_of(op, n) == "in"]  # fmt: skip
     stored = dict(case.stored)
     rows = []
     for at in range(0, T, chunk):
@@ -162,7 +190,7 @@ def test_prefill_equals_decodes(bodies, op, chunk):
             small = replace(small, out_shape=(n, *case.out_shape[1:]))
         got, state = execute(bodies, small, stored=now, tokens=tokens)
         if case.state:
-            stored[case.state] = state.view(np.float32)
+            stored |= state_parts(case, state)
         if in_place:
             stored[case.out] = got.view(np.float32)
         rows.append(got)
@@ -349,7 +377,9 @@ NONFINITE, SCRATCH, RANGE = 2, 4, 5
 
 def test_not_finite_is_a_fault_that_names_the_token(bodies):
     for op, name in ((Op.RMSNORM, "x"), (Op.ATTN_RES, "blocks"), (Op.ROUTER_TOPK, "logits"),
-                     (Op.L2NORM, "x"), (Op.KDA_CORE, "k"), (Op.NORM_GEMV_BF16, "x")):  # fmt: skip
+                     (Op.L2NORM, "x"), (Op.KDA_CORE, "k"), (Op.NORM_GEMV_BF16, "x"),
+                     (Op.MIX_LINEARS_6, "prefix"), (Op.ATTN_PARTS_8, "blocks"), (Op.KDA_HEADS, "q"),
+                     (Op.MOE_GLU_TOPK, "scores")):  # fmt: skip
         case = CASES[op]
         for bad in (np.nan, np.inf):
             stored = {k: v.copy() for k, v in case.stored.items()}
@@ -367,6 +397,8 @@ def test_not_finite_is_a_fault_that_names_the_token(bodies):
 
 def execute_fault(bodies, case, stored, tokens=None, **more):
     operands = {**stored, case.out: stored.get(case.out, np.full(case.out_shape, FILL))}
+    for operand, width in zip(SPECS[case.op].outputs, case.widths, strict=False):
+        operands[operand.name] = np.full((T, width), FILL)
     return bodies.run(
         case.op, operands, n_units=case.n_units, width=case.width, unit_cols=case.unit_cols,
         params=case.params, tokens=tokens or case.tokens(), check_fault=False, **more,
@@ -377,7 +409,7 @@ def test_out_of_range_is_a_fault(bodies):
     case = CASES[Op.EMBED_BF16]
     tokens = Tokens(T, ids=np.array([0, 1, 30, 2, 3], np.uint32))
     assert execute_fault(bodies, case, case.stored, tokens) == RANGE << 32 | 2
-    for op in (Op.MLA_CACHE, Op.MLA_ATTEND):
+    for op in (Op.MLA_CACHE, Op.MLA_ATTEND, Op.MLA_HEADS):
         case = CASES[op]
         tokens = replace(case.tokens(), first=3 * 256 - 2)
         stored = {k: v.copy() for k, v in case.stored.items()}
@@ -408,7 +440,7 @@ def test_head_only_leaves_earlier_tokens_alone(bodies):
 
 def test_slots_do_not_mix(bodies):
     """Two sequences interleaved in one step give what each gives alone."""
-    for op in (Op.CONV_SILU, Op.KDA_CORE):
+    for op in (Op.CONV_SILU, Op.KDA_CORE, Op.KDA_HEADS):
         case = CASES[op]
         inputs = [n for n, a in case.stored.items() if role_of(op, n) == "in"]
         twice = {n: np.repeat(a, 2, axis=0) if n in inputs else a for n, a in case.stored.items()}

@@ -119,7 +119,9 @@ def test_slots_and_head(simt_bodies):
 # here, and the barriers around its leaf calls are for leaves that divide columns otherwise.
 HANDS_OVER = [
     Op.GLU_BF16, Op.NORM_GEMV_BF16, Op.ATTN_RES, Op.ATTN_RES_NORM, Op.KDA_CORE, Op.MLA_ATTEND,
-    Op.MLA_UV_GATE, Op.ROUTER_TOPK, Op.MOE_GLU_MXFP4, Op.MOE_DOWN_MXFP4,
+    Op.MLA_UV_GATE, Op.ROUTER_TOPK, Op.MOE_GLU_MXFP4, Op.MOE_DOWN_MXFP4, Op.ATTN_PART,
+    Op.MIX_LINEARS_6, Op.SITU_GEMV_BLOCKS, Op.KDA_HEADS, Op.MLA_HEADS, Op.MOE_GLU_TOPK,
+    Op.MOE_DOWN_TOPK,
 ]  # fmt: skip
 
 

@@ -111,16 +111,20 @@ class Kit:
         ctx = self.add(Op.MLA_ATTEND, q, cache, **sizes, scale=scale)
         return self.add(Op.MLA_UV, ctx, kv_b, **heads, latent=LATENT)
 
-    def kda_step(self, x: int, q_eps: int = EPS, k_eps: int = EPS, k_dim: int = DIM) -> int:
+    def kda_step(
+        self, x: int, q_eps: int = EPS, k_eps: int = EPS, q_dim: int = DIM, k_dim: int = DIM
+    ) -> int:
         """Return KDA_STEP on q and k of x, as the model's graph writes it."""
         q, k = self.linear(x, "q"), self.linear(x, "k")
-        qn = self.add(Op.L2NORM, q, eps=q_eps, head_dim=DIM)
+        qn = self.add(Op.L2NORM, q, eps=q_eps, head_dim=q_dim)
         qn = self.add(Op.SCALE, qn, factor=f32_bits(DIM**-0.5))
         kn = self.add(Op.L2NORM, k, eps=k_eps, head_dim=k_dim)
         bound = f32_bits(-5.0)
-        decay = self.add(Op.KDA_DECAY, k, self.w("a_log"), self.w("dt_bias"), lower_bound=bound)
+        constants = [self.w("a_log"), self.w("dt_bias")]
+        decay = self.add(Op.KDA_DECAY, k, *constants, lower_bound=bound, head_dim=DIM)
         beta = self.add(Op.SIGMOID, self.linear(x, "b"))
-        return self.add(Op.KDA_STEP, qn, kn, q, decay, beta, self.state("s", HEADS, DIM, DIM))
+        state = self.state("s", HEADS, DIM, DIM)
+        return self.add(Op.KDA_STEP, qn, kn, q, decay, beta, state, head_dim=DIM)
 
     def finish(self, *values: int) -> Graph:
         """Return the graph with every given value kept alive."""

@@ -24,8 +24,8 @@ def ops_of(graph: Graph) -> list[str]:
     return sorted(node.op.name for node in graph.nodes if isinstance(node.op, Op))
 
 
-def chosen(graph: Graph, rules: tuple = RULES) -> Extracted:
-    return extract(graph, saturate(graph, rules))
+def chosen(graph: Graph, rules: tuple = RULES, tokens: int = 1) -> Extracted:
+    return extract(graph, saturate(graph, rules), tokens)
 
 
 def test_a_norm_of_one_reader_goes_into_it() -> None:
@@ -58,7 +58,9 @@ def test_a_value_that_others_read_is_not_lost() -> None:
     gate = kit.linear(kit.x(), "q")
     act = kit.situ(gate, kit.linear(kit.x(), "k"))
     graph = kit.finish(act, gate)
-    assert ops_of(chosen(graph).graph) == ["EMBED_BF16", "GEMV_BF16", "GLU_BF16"]
+    assert ops_of(chosen(graph, tokens=64).graph) == ["EMBED_BF16", "GEMV_BF16", "GLU_BF16"]
+    # A step of few tokens keeps linears apart, for they can share a packet.
+    assert ops_of(chosen(graph).graph) == ["EMBED_BF16", "GEMV_BF16", "GEMV_BF16", "SITU"]
 
 
 def test_the_longer_chain_of_fusions_wins() -> None:
