@@ -1,0 +1,45 @@
+(* The numbers that ops compute with: any field, with functions that nothing is assumed about.
+
+   There is no rounding here. What is proved is that two ways of computing are the same function;
+   that they have the same bits is what the arithmetic contract's tests are for. *)
+From Coq Require Import List Arith Field.
+Import ListNotations.
+
+Class Arith := {
+  F : Type;
+  f0 : F; f1 : F;
+  fadd : F -> F -> F; fmul : F -> F -> F; fsub : F -> F -> F; fopp : F -> F;
+  fdiv : F -> F -> F; finv : F -> F;
+  field_laws : field_theory f0 f1 fadd fmul fsub fopp fdiv finv (@eq F);
+  fexp : F -> F; ftanh : F -> F; fsqrt : F -> F;
+  fleb : F -> F -> bool; (* order, for maxima and choices: nothing is assumed about it *)
+  ftiny : F (* the router's 1e-20 *)
+}.
+
+(* What a run decides: tokens in the step, from which of them on a head-only linear computes, and the
+   number of ranks that a row-parallel sum is spread over. *)
+Class Step := { n_tokens : nat; head_from : nat; ranks : nat }.
+
+Notation Vec := (list F).
+Notation Mat := (list (list F)). (* rows; an activation is one row a token *)
+Notation Stack := (list (list (list F))). (* of experts, ranks, blocks, or the values of a group *)
+Notation Route := (list (list (nat * F))). (* a token's experts, ascending, with weights *)
+
+Declare Scope k3.
+Delimit Scope k3 with k3.
+Notation "a + b" := (fadd a b) : k3.
+Notation "a * b" := (fmul a b) : k3.
+Notation "a - b" := (fsub a b) : k3.
+Notation "a / b" := (fdiv a b) : k3.
+
+Section Functions.
+  Context {A : Arith}.
+  Local Open Scope k3.
+
+  Fixpoint of_nat (n : nat) : F := match n with O => f0 | S m => f1 + of_nat m end.
+  Definition sigmoid (x : F) : F := f1 / (f1 + fexp (fopp x)).
+  Definition silu (x : F) : F := x * sigmoid x.
+  Definition softcap (beta x : F) : F := beta * ftanh (x / beta).
+  Definition situ (beta linear g u : F) : F := softcap beta g * sigmoid g * softcap linear u.
+  Definition fmax (a b : F) : F := if fleb a b then b else a.
+End Functions.
