@@ -14,7 +14,8 @@ from typing import NamedTuple
 import click
 
 from k3tool import __version__
-from k3tool.errors import K3Error
+from k3tool.errors import K3Error, TargetError
+from k3tool.memory import STARTUP_BYTES, require_room, rooms
 
 INTERRUPTED = 130
 
@@ -53,6 +54,8 @@ class LazyGroup(click.Group):
         """Import and return one command, or None if there is no such one."""
         if cmd_name not in self.list_commands(ctx):
             return None
+        ctx.invoked_subcommand = cmd_name  # so that a refusal here says who refuses
+        require_room(STARTUP_BYTES, f"{cmd_name} before any work")
         command = importlib.import_module(COMMANDS[cmd_name].module).command
         assert isinstance(command, click.Command)
         return command
@@ -95,6 +98,8 @@ def run_command(arguments: Sequence[str]) -> int:
         return error.exit_code
     except K3Error as error:
         return _report(error, context)
+    except MemoryError:
+        return _report(_out_of_memory(), context)
     except (KeyboardInterrupt, click.Abort):
         click.echo("interrupted", err=True)
         return INTERRUPTED
@@ -102,6 +107,15 @@ def run_command(arguments: Sequence[str]) -> int:
         # The reader has gone: point stdout elsewhere, or the interpreter's last flush complains.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return 0
+
+
+def _out_of_memory() -> TargetError:
+    """Return the refusal for an allocation that no step had asked room for."""
+    have, limit = min(rooms(), default=("an allocation failed", "no limit that is known"))
+    return TargetError(
+        "memory", got=f"{have} bytes left under {limit}", need="more for the next step",
+        hint="raise the limit (ulimit -v, the container's), or do less at a time",
+    )  # fmt: skip
 
 
 def _report(error: K3Error, context: click.Context | None) -> int:

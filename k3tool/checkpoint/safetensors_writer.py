@@ -18,6 +18,7 @@ from k3tool.artifact import bytes_of, canonical_json
 from k3tool.atomic import atomic_path
 
 Array = npt.NDArray[Any]
+WRITE_BUFFER_BYTES = 1 << 20
 DATA_ALIGN_BYTES = 4096  # O_DIRECT reads need it; the page size is the safe unit everywhere
 WRITEBACK_BYTES = 32 << 20  # the disk starts on this much instead of idling until the last fsync
 
@@ -71,7 +72,7 @@ class SafetensorsWriter:
 
     def __enter__(self) -> Self:
         """Open the temporary file and write the header."""
-        self._file = self._atomic.__enter__().open("wb", buffering=1 << 20)
+        self._file = self._atomic.__enter__().open("wb", buffering=WRITE_BUFFER_BYTES)
         self._file.write(self._header)
         return self
 

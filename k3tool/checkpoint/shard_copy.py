@@ -15,7 +15,11 @@ import numpy as np
 import numpy.typing as npt
 
 from k3tool.checkpoint.headers import TensorInfo
-from k3tool.checkpoint.safetensors_writer import SafetensorsWriter, safetensors_header
+from k3tool.checkpoint.safetensors_writer import (
+    WRITE_BUFFER_BYTES,
+    SafetensorsWriter,
+    safetensors_header,
+)
 from k3tool.checkpoint.shard_plan import Entry, FileJob, ShardPlan, rank_layout, rank_metadata
 from k3tool.checkpoint.shard_threads import Tally
 from k3tool.errors import ArtifactError
@@ -61,6 +65,11 @@ def write_file(
             for rank, writer in writers.items()
         }
         return FileRecord(job.name, digests, {r: bytes(s) for r, s in copier.max_scale.items()})
+
+
+def copy_bytes(n_ranks: int) -> int:
+    """Return the memory of one file's copy: a block, its columns, and a buffer for each writer."""
+    return 2 * BLOCK_BYTES + n_ranks * WRITE_BUFFER_BYTES
 
 
 class _Copier:

@@ -15,14 +15,15 @@ from k3tool.artifact import canonical_json
 from k3tool.atomic import atomic_path
 from k3tool.checkpoint.index import INDEX_NAME
 from k3tool.checkpoint.reader import Checkpoint
-from k3tool.checkpoint.shard_copy import FileRecord, stands, write_file
+from k3tool.checkpoint.shard_copy import FileRecord, copy_bytes, stands, write_file
 from k3tool.checkpoint.shard_journal import Work, clear_leftover, locked, work_path
 from k3tool.checkpoint.shard_plan import VISION_REASON, FileJob, ShardPlan, plan_shards
 from k3tool.checkpoint.shard_provenance import write_rank, write_set
 from k3tool.checkpoint.shard_publish import check_output, is_published, publish
-from k3tool.checkpoint.shard_threads import Progress, Tally, each
+from k3tool.checkpoint.shard_threads import Progress, Tally, default_threads, each
 from k3tool.checkpoint.shards import SHARDS_NAME, SIDE_FILES, rank_folder_name
 from k3tool.errors import ArtifactError, K3Error, UsageError
+from k3tool.memory import THREAD_BYTES, require_room
 
 Say = Callable[[str], None]
 
@@ -242,6 +243,9 @@ class ShardJob:
         """Write every file that does not stand yet, `jobs` at a time."""
         if self.work.moves.exists():
             return
+        n_threads = jobs or default_threads()
+        need = n_threads * (copy_bytes(len(self.ranks)) + THREAD_BYTES)
+        require_room(need, f"{n_threads} files at a time (--jobs)")
         total = self.plan.rank_bytes * len(self.ranks)
         each(self.plan.jobs(), self._one, self._tally, jobs, progress, total)
         self._finish_ranks()

@@ -25,6 +25,7 @@ from k3tool.runtime.image import Request, build_image
 from k3tool.runtime.interpreter import check_leaves, load
 from k3tool.runtime.options import RunOptions, check_length, check_request
 from k3tool.runtime.ranks import FaultError, Launch, RankGroup
+from k3tool.runtime.room import check_room
 from k3tool.runtime.stop_ids import stop_ids
 from k3tool.runtime.tokens import TOKEN_DTYPE, write_tokens
 from k3tool.runtime.weights import RankWeights
@@ -89,6 +90,7 @@ def run_model(
             build_image(isa, rank, folder, request, source.config.vocab_size)
             for rank, folder in enumerate(weights)
         ]
+        check_room(images, weights)
     finally:
         _close(weights)
     launch = Launch(

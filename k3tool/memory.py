@@ -1,0 +1,95 @@
+"""How much memory this process may still take, and the refusal when a step needs more.
+
+Asked before a step starts: an allocation that fails inside a compiled library ends the process
+without a word about what would have been enough.
+"""
+
+import os
+import resource
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from k3tool.errors import TargetError
+
+# Address space for Python, NumPy, HDF5, the e-graph and a few threads' stacks, before any work:
+# at 300 MB the e-graph's library aborts, at 400 MB the whole pipeline runs (tiny model, 2026-11).
+STARTUP_BYTES = 400_000_000
+THREAD_BYTES = 10 << 20  # a thread's stack and its allocator's first pages
+_CGROUP = Path("/sys/fs/cgroup")
+
+
+class Room(NamedTuple):
+    """Bytes that may still be taken, and the limit that says so."""
+
+    n_bytes: int
+    limit: str
+
+
+def address_limit() -> int | None:
+    """Return the address space a new process of this user may take, or None without a limit."""
+    soft = resource.getrlimit(resource.RLIMIT_AS)[0]
+    return None if soft == resource.RLIM_INFINITY else soft
+
+
+def rooms() -> Iterator[Room]:
+    """Yield what every limit leaves: address space, control group, the machine's free memory."""
+    limit = address_limit()
+    if limit is not None:
+        yield Room(max(0, limit - _mapped_bytes()), f"the address space limit of {limit} bytes")
+    group = _cgroup_room()
+    if group is not None:
+        yield group
+    available = _field_kb(Path("/proc/meminfo"), "MemAvailable:")
+    if available is not None:
+        yield Room(available, "the machine's free memory")
+
+
+def require_room(need_bytes: int, what: str) -> None:
+    """Refuse a step that this process cannot hold. Raises: TargetError saying need and have."""
+    least = min(rooms(), default=None)
+    if least is not None and least.n_bytes < need_bytes:
+        raise too_little(least.n_bytes, least.limit, need_bytes, what)
+
+
+def too_little(have_bytes: int, limit: str, need_bytes: int, what: str) -> TargetError:
+    """Return the refusal for a step that needs more memory than it may have."""
+    return TargetError(
+        "memory", got=f"{have_bytes} bytes under {limit}", need=f"{need_bytes} bytes for {what}",
+        hint="raise the limit (ulimit -v, the container's), or do less at a time",
+    )  # fmt: skip
+
+
+def _mapped_bytes() -> int:
+    pages = int(Path("/proc/self/statm").read_text().split()[0])
+    return pages * os.sysconf("SC_PAGE_SIZE")
+
+
+def _cgroup_room() -> Room | None:
+    """Return what the process's control group leaves, or None where there is no such limit."""
+    try:
+        group = Path("/proc/self/cgroup").read_text().rpartition("0::/")[2].strip()
+        limit = (_CGROUP / group / "memory.max").read_text().strip()
+        if limit == "max":
+            return None
+        used = int((_CGROUP / group / "memory.current").read_text())
+        cached = _field(_CGROUP / group / "memory.stat", "inactive_file") or 0
+    except (OSError, ValueError):
+        return None
+    return Room(max(0, int(limit) - used + cached), f"the control group's limit of {limit} bytes")
+
+
+def _field_kb(path: Path, name: str) -> int | None:
+    value = _field(path, name)
+    return None if value is None else value * 1024
+
+
+def _field(path: Path, name: str) -> int | None:
+    try:
+        for line in path.read_text().splitlines():
+            words = line.split()
+            if len(words) > 1 and words[0] == name:
+                return int(words[1])
+    except (OSError, ValueError):
+        return None
+    return None
