@@ -1,5 +1,8 @@
 """`k3tool bench`: measurements and models, each number with what it was made from beside it."""
 
+import json
+import os
+import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -8,11 +11,13 @@ from typing import TYPE_CHECKING
 import click
 
 from k3tool.artifact import canonical_json
+from k3tool.errors import UnsoundError, UsageError
 from k3tool.targets import get_target
 from stages import options as common
 
 if TYPE_CHECKING:
     from k3tool.bench.chain import Chain
+    from k3tool.bench.frame import BenchReport
     from k3tool.bench.simulate import Costs, Simulated
     from k3tool.isa.stream import Isa
 
@@ -52,6 +57,7 @@ def command() -> None:
     Example:
       k3tool bench chain plan.h5
       k3tool bench simulate isa.h5 --seeds 8
+      k3tool bench inspect --values
     """
 
 
@@ -296,3 +302,103 @@ def simulated_lines(result: Simulation) -> Iterator[str]:
     yield f"with stalls      {times[0]:9.3f} to {times[-1]:.3f} ms over {len(times)} seeds"
     ways = "by queues and by windows" if "window_rounds" in executed[0] else "by queues"
     yield f"no deadlock in {len(executed)} random orders {ways} of {executed[0]['entries']} entries"
+
+
+# -- measurements --------------------------------------------------------------------------------
+
+
+def _repeats_option() -> common.Decorator:
+    return click.option(
+        "--repeats", type=click.IntRange(min=1), default=7, show_default=True, metavar="N",
+        help="Runs of each side that are kept, after one to warm up.",
+    )  # fmt: skip
+
+
+def _strict_option() -> common.Decorator:
+    return click.option("--strict", is_flag=True, help="Exit code 4 if a limit is missed.")
+
+
+def show(report: "BenchReport", *, strict: bool, as_json: bool) -> None:
+    """Print a measurement. Raises: UnsoundError under `strict` if one of its limits is missed."""
+    click.echo(json.dumps(report.as_dict(), indent=1) if as_json else "\n".join(report.lines()))
+    for limit in report.limits:
+        if strict and not limit.is_held:
+            got = f"{limit.value:.3g}"
+            raise UnsoundError(f"bench {report.name}: {limit.name}", got=got, need=limit.bound)
+
+
+# -- inspect -------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class InspectOptions:
+    """What `bench inspect` measures: the report, or with `values` the look at every byte.
+
+    Without `checkpoint` the stand-in of the released one is made in a temporary folder.
+    """
+
+    checkpoint: Path | None
+    values: bool = False
+    layers: tuple[int, ...] | None = None
+    jobs: int = 0
+    cold: bool = False
+    fingerprint: bool = False
+    repeats: int = 7
+
+
+def measure_inspect(opts: InspectOptions) -> "BenchReport":
+    """Measure. Raises: UsageError on options that do not go together; K3Error if a side fails."""
+    if not opts.values and (opts.layers is not None or opts.cold or opts.fingerprint):
+        raise UsageError("--layers, --cold, --fingerprint", got="no --values", need="--values")
+    if opts.checkpoint is None:
+        from k3tool.checkpoint.released_layout import RELEASED_DATA, write_released
+
+        with tempfile.TemporaryDirectory(dir=".", prefix=".bench-") as folder:
+            made, layers = Path(folder) / "released", (0,) if opts.values else None
+            write_released(made, RELEASED_DATA, layers or ())
+            return measure_inspect(replace(opts, checkpoint=made, layers=layers))
+    if not opts.values:
+        from k3tool.bench.inspect_headers import bench_inspect
+
+        return bench_inspect(opts.checkpoint, opts.repeats)
+    from k3tool.bench.inspect_values import bench_values
+
+    return bench_values(
+        opts.checkpoint, opts.layers, jobs=opts.jobs or os.cpu_count() or 1,
+        repeats=opts.repeats, cold=opts.cold, fingerprint=opts.fingerprint,
+    )  # fmt: skip
+
+
+@command.command("inspect")
+@click.argument("checkpoint", type=common.PATH, required=False)
+@click.option("--values", is_flag=True, help="Measure inspect --values against read(2).")
+@click.option("--layers", callback=common.layer_list, metavar="LIST", help="Layers to read.")
+@click.option("--jobs", type=click.IntRange(min=0), default=0, help="Threads; 0 is one a CPU.")
+@click.option("--cold", is_flag=True, help="Read from disk instead of the page cache.")
+@click.option("--fingerprint", is_flag=True, help="Let the scan make fingerprints too.")
+@_repeats_option()
+@_strict_option()
+@common.as_json()
+def inspect(
+    checkpoint: Path | None,
+    values: bool,
+    layers: tuple[int, ...] | None,
+    jobs: int,
+    cold: bool,
+    fingerprint: bool,
+    repeats: int,
+    strict: bool,
+    as_json: bool,
+) -> None:
+    """Measure inspect against stock safetensors, or its look at every value against read(2).
+
+    Without CHECKPOINT the stand-in of the released one is made in a temporary folder: holes for
+    the report, 2.3 GB of layer 0 for `--values`.
+
+    \b
+    Example:
+      k3tool bench inspect
+      k3tool bench inspect --values --cold
+    """
+    opts = InspectOptions(checkpoint, values, layers, jobs, cold, fingerprint, repeats)
+    show(measure_inspect(opts), strict=strict, as_json=as_json)

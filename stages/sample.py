@@ -6,13 +6,11 @@ from pathlib import Path
 
 import click
 
-from k3tool.checkpoint.released_layout import write_released
+from k3tool.checkpoint.released_layout import RELEASED_DATA, write_released
 from k3tool.checkpoint.sample_presets import PRESETS
 from k3tool.checkpoint.sample_writer import SampleInfo, write_sample
 from k3tool.errors import UsageError
 from stages import options
-
-RELEASED_DATA = Path(__file__).resolve().parents[1] / "tests" / "data"  # in a source checkout
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,6 +29,7 @@ from k3tool.model.vision import expected_vision
 from k3tool.model.weights import Split, TensorSpec, expected_tensors, n_bytes
 
 Array = npt.NDArray[Any]
+RELEASED_DATA = Path(__file__).resolve().parents[2] / "tests" / "data"  # in a source checkout
 CONFIG_FILE = "kimi-k3-config.json"
 INDEX_FILE = "kimi-k3-model.safetensors.index.json.gz"
 HEADER_ALIGN_BYTES = 8

@@ -131,11 +131,11 @@ class Targets:
 
     def __init__(self, checkpoint: Checkpoint, layers: Collection[int] | None = None) -> None:
         """Read the headers."""
+        self.folder = checkpoint.path
         self._config = checkpoint.config
         self._layers = layers
         self._headers = [header for header in _headers(checkpoint) if self._may_hold(header)]
         self._known: dict[int, list[tuple[Place, TensorSpec | None]]] = {}
-        self.files = [header.file for header in self._headers]
         self.n_bytes = sum(map(self._bytes_of, self._headers))
 
     def _may_hold(self, header: Header) -> bool:

@@ -1,0 +1,159 @@
+"""What all benchmarks share: paired, interleaved runs, ratios with their spread, one report form.
+
+A ratio of two medians hides that the machine was slower in one half of the runs; here each run of
+one side is divided by the run of the other side beside it, and the median of those is the result.
+"""
+
+import os
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from k3tool.tables import Column, Table
+
+
+class Spread(NamedTuple):
+    """A median with the smallest and the largest of `n` values."""
+
+    median: float
+    least: float
+    most: float
+    n: int
+
+    def text(self, digits: int = 3) -> str:
+        """Return the median and, in brackets, the ends."""
+        return f"{self.median:.{digits}g} [{self.least:.{digits}g} .. {self.most:.{digits}g}]"
+
+
+def spread(values: Sequence[float]) -> Spread:
+    """Return median and ends of some values, of which there must be one."""
+    return Spread(statistics.median(values), min(values), max(values), len(values))
+
+
+class Paired(NamedTuple):
+    """The values of two sides, run by run beside each other."""
+
+    first: list[float]
+    second: list[float]
+
+    @property
+    def ratio(self) -> Spread:
+        """Return second over first."""
+        return spread([b / a for a, b in zip(self.first, self.second, strict=True)])
+
+
+def interleave(
+    first: Callable[[], float], second: Callable[[], float], repeats: int, warm_up: int = 1
+) -> Paired:
+    """Run two sides in turn, the one that goes first changing each time; warm-up runs not kept."""
+    result = Paired([], [])
+    for number in range(warm_up + repeats):
+        if number % 2:
+            b, a = second(), first()
+        else:
+            a, b = first(), second()
+        if number >= warm_up:
+            result.first.append(a)
+            result.second.append(b)
+    return result
+
+
+@dataclass(frozen=True, slots=True)
+class Limit:
+    """A number that was to be reached: `at_most` or `at_least`."""
+
+    name: str
+    value: float
+    at_most: float | None = None
+    at_least: float | None = None
+
+    @property
+    def is_held(self) -> bool:
+        """Return whether it was reached."""
+        return (self.at_most is None or self.value <= self.at_most) and (
+            self.at_least is None or self.value >= self.at_least
+        )
+
+    @property
+    def bound(self) -> str:
+        """Return what was to be reached, in words."""
+        if self.at_most is not None:
+            return f"at most {self.at_most:g}"
+        return f"at least {self.at_least:g}"
+
+    def text(self) -> str:
+        """Return it in one line."""
+        held = "held" if self.is_held else "MISSED"
+        return f"{held}: {self.name} {self.value:.3g}, {self.bound}"
+
+
+@dataclass(frozen=True, slots=True)
+class BenchReport:
+    """What is measured, in words, before the numbers; then rows and limits."""
+
+    name: str
+    definition: Sequence[str]
+    rows: Sequence[tuple[str, Spread, str]]
+    limits: Sequence[Limit] = ()
+    facts: dict[str, Any] = field(default_factory=dict)
+
+    def lines(self) -> list[str]:
+        """Return the report as text."""
+        table = Table(
+            [Column("measured", "left"), Column("median"), Column("least"), Column("most"),
+             Column("n"), Column("unit", "left")],
+            [
+                (name, f"{s.median:.3g}", f"{s.least:.3g}", f"{s.most:.3g}", str(s.n), unit)
+                for name, s, unit in self.rows
+            ],
+        )  # fmt: skip
+        limits = [limit.text() for limit in self.limits]
+        return [f"bench {self.name}", *self.definition, "", *table.text_lines(), "", *limits]
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the report as plain values."""
+        return {
+            "bench": self.name,
+            "definition": list(self.definition),
+            "measured": [{"name": n, "unit": unit, **s._asdict()} for n, s, unit in self.rows],
+            "limits": [
+                {"name": limit.name, "value": limit.value, "held": limit.is_held}
+                for limit in self.limits
+            ],
+            **self.facts,
+        }
+
+
+class ChildRun(NamedTuple):
+    """One process from start to end: wall time, its own peak memory, exit code."""
+
+    seconds: float
+    peak_bytes: int
+    exit_code: int
+
+
+def run_child(arguments: Sequence[str], stdout: int) -> ChildRun:
+    """Run a process and wait for it alone: RUSAGE_CHILDREN would be the largest of all children.
+
+    `stdout` is a descriptor; stderr is this process's.
+    """
+    start = time.perf_counter()
+    actions = [(os.POSIX_SPAWN_DUP2, stdout, 1)]
+    pid = os.posix_spawn(arguments[0], list(arguments), os.environ, file_actions=actions)
+    _, status, usage = os.wait4(pid, 0)
+    seconds = time.perf_counter() - start
+    return ChildRun(seconds, usage.ru_maxrss * 1024, os.waitstatus_to_exitcode(status))
+
+
+def machine_line() -> str:
+    """Return what the numbers depend on: CPU, how many, how busy it was at the end."""
+    model = "unknown CPU"
+    with open("/proc/cpuinfo") as file:
+        for line in file:
+            if line.startswith("model name"):
+                model = line.split(":", 1)[1].strip()
+                break
+    load = ", ".join(f"{value:.1f}" for value in os.getloadavg())
+    return f"machine: {model}, {os.cpu_count()} CPUs, load {load}"

@@ -1,0 +1,118 @@
+"""`bench inspect --values`: looking at every byte against read(2) of the same files."""
+
+import threading
+import time
+from collections.abc import Collection
+from pathlib import Path
+
+from k3tool.bench.frame import BenchReport, Limit, interleave, machine_line, spread
+from k3tool.bench.inspect_headers import drop_cache
+from k3tool.checkpoint.reader import Checkpoint
+from k3tool.checkpoint.scan_library import BLOCK_BYTES, Scanner, StopFlag
+from k3tool.checkpoint.values import PIECE_BYTES, Targets, ValueScan
+from k3tool.errors import K3Error, UsageError
+
+LEAST_SHARE = 0.8
+READ_BLOCKS = (128 << 10, 256 << 10, 512 << 10, 1 << 20, 4 << 20)
+
+
+def bench_values(
+    checkpoint: Path,
+    layers: Collection[int] | None,
+    *,
+    jobs: int,
+    repeats: int,
+    cold: bool,
+    fingerprint: bool,
+) -> BenchReport:
+    """Measure the scan of a checkpoint, or of some layers of it, from page cache or from disk.
+
+    Raises: UsageError where there is nothing to read; K3Error if the two sides read other amounts.
+    """
+    with Checkpoint.open(checkpoint) as opened:
+        ranges = _ranges(Targets(opened, layers))
+        n_bytes = sum(length for _, _, length in ranges)
+        if not n_bytes:
+            raise UsageError("--layers", got="no tensors", need="layers that have some")
+        paths = sorted({path for path, _, _ in ranges})
+
+        def scan() -> float:
+            if cold:
+                drop_cache(paths)
+            start = time.perf_counter()
+            run = ValueScan(opened, Targets(opened, layers), jobs=jobs, fingerprint=fingerprint)
+            found = run.run(tick_s=10.0)
+            if found.n_bytes != n_bytes:
+                raise K3Error(str(checkpoint), got=f"{found.n_bytes} bytes", need=f"{n_bytes}")
+            return n_bytes / (time.perf_counter() - start) / 1e9
+
+        def read(block_bytes: int) -> float:
+            if cold:
+                drop_cache(paths)
+            start = time.perf_counter()
+            _read_all(ranges, jobs, block_bytes)
+            return n_bytes / (time.perf_counter() - start) / 1e9
+
+        trials = {block: max(read(block) for _ in range(2)) for block in READ_BLOCKS}
+        best = max(trials, key=lambda block: trials[block])
+        paired = interleave(lambda: read(best), scan, repeats)
+    what = "whole" if layers is None else f"layers {sorted(layers)}"
+    rows = [
+        (f"read(2), blocks of {best >> 10} KiB", spread(paired.first), "GB/s"),
+        ("inspect --values" + (" --fingerprint" * fingerprint), spread(paired.second), "GB/s"),
+        ("scan / read", paired.ratio, "times"),
+    ]
+    definition = [
+        f"{checkpoint}, {what}: {n_bytes / 1e9:.3f} GB from {'disk' if cold else 'page cache'}, "
+        f"{jobs} threads on both sides, interleaved;",
+        f"read(2) with the quickest of its block sizes, nothing looked at; the scan reads blocks "
+        f"of {BLOCK_BYTES >> 10} KiB",
+        machine_line(),
+    ]
+    limits = [Limit("scan / read", paired.ratio.median, at_least=LEAST_SHARE)]
+    return BenchReport("inspect --values", definition, rows, limits)
+
+
+def _ranges(targets: Targets) -> list[tuple[Path, int, int]]:
+    """Return the bytes of the targets as long ranges, as one reads who knows no tensors."""
+    merged: list[tuple[Path, int, int]] = []
+    for target in targets:
+        path = targets.folder / target.info.file
+        offset, n_bytes = target.info.offset, target.info.n_bytes
+        if merged and merged[-1][0] == path and sum(merged[-1][1:]) == offset:
+            merged[-1] = (path, merged[-1][1], merged[-1][2] + n_bytes)
+        else:
+            merged.append((path, offset, n_bytes))
+    return merged
+
+
+def _read_all(ranges: list[tuple[Path, int, int]], jobs: int, block_bytes: int) -> None:
+    pieces = iter(
+        [
+            (path, offset + start, min(PIECE_BYTES, n_bytes - start))
+            for path, offset, n_bytes in ranges
+            for start in range(0, n_bytes, PIECE_BYTES)
+        ]
+    )
+    lock = threading.Lock()
+    failures: list[str] = []
+
+    def work() -> None:
+        scanner = Scanner(StopFlag())
+        while True:
+            with lock:
+                piece = next(pieces, None)
+            if piece is None:
+                return
+            path, offset, n_bytes = piece
+            with path.open("rb") as file:
+                if scanner.read_only(file.fileno(), offset, n_bytes, block_bytes) != n_bytes:
+                    failures.append(str(path))
+
+    threads = [threading.Thread(target=work) for _ in range(jobs)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if failures:
+        raise K3Error(failures[0], got="fewer bytes than its header says", need="the whole file")
