@@ -44,10 +44,16 @@ def model_of(params: Mapping[str, Any]) -> K3Config | None:
 def check_meaning(c: Ordering, config: K3Config, tp: int) -> tuple[str, list[str]]:
     """Compare one phase's records with the graph of the model."""
     reader = _Reader(c.tensors, build_graph(config, tp))
+    maker: dict[int, int] = {}  # value of the model -> the row that made it
     for index, row in enumerate(c.rows):
-        fault = reader.step(row)
+        made, fault = reader.step(row)
         if fault is not None:
             return "", [f"{c.name(index)}: {fault}"]
+        for value in made:
+            other = maker.setdefault(value, index)
+            if other != index:  # a weight taken twice shows here, before anything reads the value
+                twice = f"makes {reader.graph.names[value]}, which {c.name(other)} makes"
+                return "", [f"{c.name(index)}: {twice}"]
     return f"{len(c.rows)} packets are the model's {reader.n_model} values", reader.missing()
 
 
@@ -92,8 +98,8 @@ class _Reader:
     def __post_init__(self) -> None:
         self.n_model = len(self.graph.nodes)
 
-    def step(self, row: Any) -> str | None:
-        """Follow one record; return what is wrong with it, None if it makes values of the model."""
+    def step(self, row: Any) -> tuple[list[int], str | None]:
+        """Follow one record; return the model's values it makes, and what is wrong with it."""
         spec = spec_of(int(row["op"]))
         assert spec is not None, row["op"]
         handles = handles_of(spec, row["handles"].tolist())
@@ -101,20 +107,21 @@ class _Reader:
         for operand in input_operands(spec.op):
             found = self._read(handles[operand.name], operand.name, operand.role)
             if isinstance(found, str):
-                return found
+                return [], found
             inputs[operand.name] = found
         try:
             made = self._results(spec, inputs, _attrs(spec, row))
             meanings = [self._unfold(node) for node in made]
         except K3Error as error:
-            return f"{error.object.removeprefix('?: ')} is {error.got}, need {error.need}"
+            return [], f"{error.object.removeprefix('?: ')} is {error.got}, need {error.need}"
         for operand, node in zip(results_of(spec), made, strict=True):
             self.value[handles[operand.name]] = node
         self.last = meanings[-1]
         # None: a part of something that only has a meaning with what a later packet does to it.
-        if any(meaning is not None and meaning >= self.n_model for meaning in meanings):
-            return f"is no value of the model: {self._describe(spec, handles, row)}"
-        return None
+        whole = [meaning for meaning in meanings if meaning is not None]
+        if any(meaning >= self.n_model for meaning in whole):
+            return [], f"is no value of the model: {self._describe(spec, handles, row)}"
+        return whole, None
 
     def _results(
         self, spec: OpSpec, inputs: Mapping[str, int], attrs: Mapping[str, int]
