@@ -1,0 +1,123 @@
+"""`shard --check`: it passes what is right and names each thing that is not."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from k3tool.checkpoint import shard_check
+from k3tool.checkpoint.reader import Checkpoint
+from k3tool.checkpoint.shard_check import check_shards
+from k3tool.checkpoint.shard_writer import shard_checkpoint
+from k3tool.errors import ArtifactError
+
+Oracle = Callable[[str], Path]
+LAYER = "language_model.model.layers."
+COLUMNS = LAYER + "2.self_attn.o_proj.weight"
+ROWS = LAYER + "3.block_sparse_moe.experts.7.w3.weight_packed"
+WHOLE = LAYER + "4.input_layernorm.weight"
+
+
+@pytest.fixture
+def eight(oracle: Oracle, tmp_path: Path) -> Path:
+    shard_checkpoint(oracle("tiny_tp8"), 8, tmp_path / "s")
+    return tmp_path / "s"
+
+
+def _span(folder: Path, name: str) -> tuple[Path, int, int]:
+    with Checkpoint.open(folder) as checkpoint:
+        info = checkpoint.tensor_info(name)
+        return folder / info.file, info.offset, info.n_bytes
+
+
+def _rank(shards: Path, rank: int) -> Path:
+    return shards / f"rank-{rank:02d}-of-08"
+
+
+def _put(folder: Path, name: str, data: bytes, at: int = 0) -> None:
+    path, offset, _ = _span(folder, name)
+    with path.open("r+b") as file:
+        file.seek(offset + at)
+        file.write(data)
+
+
+def _bytes(folder: Path, name: str) -> bytes:
+    path, offset, size = _span(folder, name)
+    return path.read_bytes()[offset : offset + size]
+
+
+def test_right_shards_pass(k3tool: Callable, oracle: Oracle, eight: Path) -> None:
+    outcome = k3tool("shard", "--check", eight, oracle("tiny_tp8"))
+    assert outcome.code == 0
+    assert outcome.out.startswith("PASS    all ranks here are their source ranges: 8 of 8 ranks")
+
+
+@pytest.mark.parametrize("block", [700, 1 << 20])
+@pytest.mark.parametrize(
+    ("name", "own", "other"),
+    [
+        (COLUMNS, "columns [48, 64)", "columns [80, 96)"),
+        (ROWS, "rows [96, 128)", "rows [160, 192)"),
+    ],
+)
+def test_another_ranks_range_is_named_as_such(
+    k3tool: Callable, oracle: Oracle, eight: Path, monkeypatch: pytest.MonkeyPatch,
+    name: str, own: str, other: str, block: int,
+) -> None:  # fmt: skip
+    monkeypatch.setattr(shard_check, "BLOCK_BYTES", block)
+    _put(_rank(eight, 3), name, _bytes(_rank(eight, 5), name))
+    outcome = k3tool("shard", "--check", eight, oracle("tiny_tp8"))
+    assert outcome.code == 4
+    lines = outcome.out.splitlines()
+    assert lines[0] == f"FAIL    rank 3: {name}: got rank 5's {other}, need {own}"
+    assert lines[1].startswith("FAIL    ranks differ: 8 of 8 ranks")
+    assert len(lines) == 2
+    assert "1 slices or records that differ" in outcome.err
+
+
+@pytest.mark.parametrize("name", [COLUMNS, ROWS, WHOLE])
+def test_one_flipped_bit(k3tool: Callable, oracle: Oracle, eight: Path, name: str) -> None:
+    data = _bytes(_rank(eight, 6), name)
+    _put(_rank(eight, 6), name, bytes([data[77] ^ 4]), at=77)
+    outcome = k3tool("shard", "--check", eight, oracle("tiny_tp8"), "--json")
+    assert outcome.code == 4
+    report = json.loads(outcome.out)
+    assert report["sound"] is False
+    (fault,) = report["faults"]
+    assert (fault["rank"], fault["name"]) == (6, name)
+    assert fault["got"] == "other bytes from byte 77 on"
+
+
+def test_ranks_that_are_not_here_are_said_to_be_unchecked(
+    k3tool: Callable, oracle: Oracle, tmp_path: Path
+) -> None:
+    shard_checkpoint(oracle("tiny_tp8"), 8, tmp_path / "s", ranks=[1, 4])
+    outcome = k3tool("shard", "--check", tmp_path / "s", oracle("tiny_tp8"))
+    assert outcome.code == 0
+    assert outcome.out.startswith(
+        "NOT RUN ranks 0, 2, 3, 5, 6, 7: their folders are not here\nPASS"
+    )
+
+
+def test_tensor_that_lies_elsewhere_or_nowhere(oracle: Oracle, eight: Path) -> None:
+    path, _, _ = _span(_rank(eight, 2), WHOLE)
+    raw = path.read_bytes()
+    near = WHOLE.replace("input", "post_attention")
+    length = int.from_bytes(raw[:8], "little")
+    header = json.loads(raw[8 : 8 + length])
+    header[WHOLE], header[near] = header[near], header[WHOLE]
+    text = json.dumps(header, separators=(",", ":")).encode().ljust(length)
+    path.write_bytes(raw[:8] + text + raw[8 + length :])
+    faults = check_shards(eight, oracle("tiny_tp8")).faults
+    assert {fault.name for fault in faults} == {WHOLE, near}
+    assert any("by shards.h5" in fault.need for fault in faults)
+
+
+def test_another_checkpoints_shards_are_refused(
+    k3tool: Callable, oracle: Oracle, eight: Path
+) -> None:
+    with pytest.raises(ArtifactError, match=r"shards\.h5: checkpoint"):
+        check_shards(eight, oracle("tiny13"))
+    outcome = k3tool("shard", "--check", eight, oracle("tiny_tp8"), "--tp", 8)
+    assert (outcome.code, "--check takes" in outcome.err) == (2, True)
