@@ -1,0 +1,40 @@
+"""What the tests of resources and of values found, kept for the page."""
+
+import re
+from dataclasses import dataclass, field
+
+from tests.faults.damage.case import Case, refused
+from tests.faults.damage.edit import INDEX, shard_name
+from tests.faults.damage.harness import Answer, Verdict
+
+
+@dataclass(slots=True)
+class Record:
+    """Answers by kind and command, and verdicts of cases."""
+
+    answers: dict[tuple[str, str], tuple[int, str]] = field(default_factory=dict)
+    verdicts: dict[str, Verdict] = field(default_factory=dict)
+
+
+RESOURCES = Record()
+VALUES = Record()
+
+
+def resource_answer(kind: str, command: str, answer: Answer) -> None:
+    """Keep one answer: its code, and its first line without paths and byte counts."""
+    line = next(iter(answer.err.splitlines()), "")
+    line = re.sub(r"/\S*/", "…/", line.removeprefix(f"k3tool {command}: "))
+    RESOURCES.answers[kind, command] = answer.code, re.sub(r"\b\d{5,}\b", "N", line)
+
+
+UNREADABLE: dict[str, Case] = {
+    case.id: case
+    for case in (
+        refused("unreadable", "a shard", lambda f: (f / shard_name(6)).chmod(0), shard_name(6),
+                "permission denied", "the right to read"),
+        refused("unreadable", "the index", lambda f: (f / INDEX).chmod(0), INDEX,
+                "permission denied", "the right to read"),
+        refused("unreadable", "the config", lambda f: (f / "config.json").chmod(0), "config.json",
+                "permission denied", "the right to read"),
+    )
+}  # fmt: skip
