@@ -17,7 +17,7 @@ from k3tool.compiler.rules import RULES
 from k3tool.isa.columns import Columns
 from k3tool.isa.emit import emit
 from k3tool.isa.stream import Isa, load_isa, save_isa
-from k3tool.isa.table import SPECS, Op
+from k3tool.isa.table import SPECS, WORD_HANDLES, Op
 from k3tool.model.config import K3Config
 from k3tool.ref.forward import exact_constants
 from k3tool.ref.vm import Vm
@@ -123,8 +123,11 @@ def swapped(records: Columns) -> None:
 
 def other_weight(records: Columns) -> None:
     """Give the first router the second layer's correction bias."""
-    routers = np.flatnonzero((records[:, 0] & 0xFFFF) == Op.ROUTER_TOPK)
-    records[routers[0], 1] = records[routers[0], 1] & 0xFFFF | records[routers[1], 1] & 0xFFFF0000
+    first, second = np.flatnonzero((records[:, 0] & 0xFFFF) == Op.MOE_DOWN_TOPK)[:2]
+    word, shift = divmod(SPECS[Op.MOE_DOWN_TOPK].slot("bias"), 2)
+    word, mask = WORD_HANDLES + word, 0xFFFF << 16 * shift
+    kept = records[first, word] & np.uint32(~mask & 0xFFFFFFFF)
+    records[first, word] = kept | records[second, word] & np.uint32(mask)
 
 
 @pytest.mark.parametrize("change", [other_slot, swapped, other_weight])
@@ -148,7 +151,7 @@ def test_shared_bytes_are_seen(ranks: Ranks, gold: Gold, prompts: Prompts, tmp_p
     tensors = list(isa.tensors)
     arena = [i for i, t in enumerate(tensors) if t.role == "arena" and t.phase == "decode"]
     stack = next(i for i in arena if len(tensors[i].local) == 3)
-    victim = next(i for i in arena if tensors[i].name.endswith("layers.2.self_attn.q"))
+    victim = next(i for i in arena if tensors[i].name.endswith("layers.2.self_attn.q_in"))
     tensors[victim] = tensors[victim]._replace(offset=tensors[stack].offset)
     broken = replace(isa, tensors=tuple(tensors))
     later, logits = expected(gold("tiny13"), "p7")
