@@ -225,6 +225,33 @@ Proof.
   - rewrite chunks_cons by (auto; lia). simpl. intros [<-|H]; auto. rewrite firstn_length. lia.
 Qed.
 
+Lemma skipn_skipn : forall (A : Type) n m (l : list A), skipn n (skipn m l) = skipn (n + m) l.
+Proof.
+  intros A n m. induction m; intros l; simpl. - now rewrite Nat.add_0_r.
+  - destruct l; [now rewrite !skipn_nil|]. rewrite Nat.add_succ_r. simpl. apply IHm.
+Qed.
+
+Lemma chunks_skipn : forall (A : Type) d m (l : list A), 0 < d ->
+  chunks d (skipn (m * d) l) = skipn m (chunks d l).
+Proof.
+  intros A d m. induction m; intros l Hd; auto.
+  destruct l as [|x l]; [rewrite skipn_nil, chunks_nil; reflexivity|].
+  rewrite (@chunks_cons _ d (x :: l)) by (auto; congruence). cbn [skipn]. rewrite <- IHm by auto.
+  f_equal. rewrite skipn_skipn. f_equal. simpl. lia.
+Qed.
+
+Lemma chunks_firstn : forall (A : Type) d m (l : list A), 0 < d ->
+  chunks d (firstn (m * d) l) = firstn m (chunks d l).
+Proof.
+  intros A d m. induction m; intros l Hd; [apply chunks_nil|].
+  destruct l as [|x l]; [rewrite firstn_nil, chunks_nil; reflexivity|].
+  rewrite (@chunks_cons _ d (x :: l)) by (auto; congruence). cbn [firstn]. rewrite <- IHm by auto.
+  rewrite chunks_cons; auto.
+  - rewrite firstn_firstn, Nat.min_l by (simpl; lia). f_equal. f_equal.
+    rewrite firstn_skipn_comm. f_equal.
+  - destruct d; [lia|]. simpl. congruence.
+Qed.
+
 (* Rows that are whole runs: as many as there are, each full. *)
 Lemma chunks_full : forall (A : Type) d h (l : list A), 0 < d -> length l = (h * d)%nat ->
   length (chunks d l) = h /\ Forall (fun c => length c = d) (chunks d l).
