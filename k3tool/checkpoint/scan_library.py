@@ -6,6 +6,7 @@ numbers mean is for values.py to say.
 
 import ctypes
 import functools
+import mmap
 import os
 from pathlib import Path
 
@@ -15,7 +16,9 @@ import numpy.typing as npt
 from k3tool.errors import TargetError
 from k3tool.runtime.build import scan_library_path, scan_source_hash
 
-BLOCK_BYTES = 256 << 10  # stays in the second-level cache between read() and the loops
+# A block stays in the cache between read() and the loops, and is long enough for read() to copy at
+# full speed: of 32 KiB to 4 MiB the quickest on an AMD EPYC with 1 MiB of second-level cache.
+BLOCK_BYTES = 1536 << 10
 _FINGER_BLOCK = 1024  # K3_FINGER_BLOCK
 NONE = 2**64 - 1  # K3_SCAN_NONE
 DONE, ERROR, ENDED, STOPPED = range(4)
@@ -66,7 +69,7 @@ class Scanner:
         self._library = load(path)
         self._stop = stop
         self._loops = LOOPS[loops]
-        self._block = ctypes.create_string_buffer(BLOCK_BYTES + _FINGER_BLOCK)
+        self._block = _pages(BLOCK_BYTES + _FINGER_BLOCK)
         self.result = Scan()
 
     def scan(
@@ -91,13 +94,18 @@ class Scanner:
     def read_only(self, descriptor: int, offset: int, n_bytes: int, block_bytes: int) -> int:
         """Read a range and look at nothing: what a scan's speed is compared with."""
         if block_bytes > len(self._block):
-            self._block = ctypes.create_string_buffer(block_bytes + _FINGER_BLOCK)
+            self._block = _pages(block_bytes + _FINGER_BLOCK)
         count: int = self._library.k3_scan_read_only(
             descriptor, offset, n_bytes, self._block, block_bytes
         )
         if count < 0:
             raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
         return count
+
+
+def _pages(n_bytes: int) -> "ctypes.Array[ctypes.c_char]":
+    """Return memory that starts on a page: read() fills it measurably faster."""
+    return (ctypes.c_char * n_bytes).from_buffer(mmap.mmap(-1, n_bytes))
 
 
 @functools.lru_cache(maxsize=4)

@@ -1,5 +1,5 @@
 /* k3_scan: read a row-aligned part of a tensor block by block and gather what K3Scan holds.
- * A block is small enough to stay in the second-level cache: it is looked at where read() put it.
+ * A block is small enough to stay in a cache: it is looked at where read() has just put it.
  * Called from several threads at once; it keeps no state of its own. */
 #define _GNU_SOURCE
 #include "scan.h"
@@ -60,6 +60,14 @@ static void count_bad(Walk* w, const uint8_t* data, size_t n_bytes, uint64_t at,
   }
 }
 
+/* Every code is a number, so of a row only this is to be known; it mostly shows at once. */
+static uint32_t any_set(Walk* w, const uint8_t* data, size_t n_bytes, uint8_t mask) {
+  const size_t first = n_bytes < 64 ? n_bytes : 64;
+  if (w->row_seen) return 1;
+  if (w->loops->or_masked(data, first, mask)) return 1;
+  return w->loops->or_masked(data + first, n_bytes - first, mask);
+}
+
 /* Look at a part of one row; return whether a value of it is not zero. */
 static uint32_t look(Walk* w, const uint8_t* data, size_t n_bytes, uint64_t at) {
   K3Scan* out = w->out;
@@ -77,9 +85,9 @@ static uint32_t look(Walk* w, const uint8_t* data, size_t n_bytes, uint64_t at) 
       return most;
     }
     case K3_SCAN_MXFP4:
-      return w->loops->or_masked(data, n_bytes, 0x77); /* a code's sign is its top bit */
+      return any_set(w, data, n_bytes, 0x77); /* a code's sign is its top bit */
     default:
-      return w->loops->or_masked(data, n_bytes, 0xFF);
+      return any_set(w, data, n_bytes, 0xFF);
   }
 }
 
