@@ -116,7 +116,7 @@ static void count_scales(Walk* w, const uint8_t* data, size_t n_bytes) {
     }
 }
 
-static void look_at_block(Walk* w, const uint8_t* data, size_t n_bytes) {
+static void look_at_part(Walk* w, const uint8_t* data, size_t n_bytes) {
   K3Scan* out = w->out;
   if (w->kind == K3_SCAN_SCALE) {
     count_scales(w, data, n_bytes);
@@ -150,6 +150,9 @@ static void finish_finger(const K3Finger* finger, uint64_t n_bytes, uint64_t out
   }
 }
 
+/* What is looked at twice, for values and for the fingerprint, before the next part. */
+#define PART_BYTES (32 * K3_FINGER_BLOCK)
+
 /* Scan [offset, offset + n_bytes) of an open file. `block` holds block_bytes, a multiple of
  * K3_FINGER_BLOCK, and as many again as K3_FINGER_BLOCK. `stop` is looked at once a block.
  * `which` < 0 picks the fastest loops. Returns K3_SCAN_DONE or why not. */
@@ -173,11 +176,12 @@ int k3_scan(int fd, uint64_t offset, uint64_t n_bytes, uint32_t kind, uint64_t r
     if (got < 0) out->error = errno;
     if (got < 0) return K3_SCAN_ERROR;
     out->n_bytes += (uint64_t)got;
-    look_at_block(&w, block, (size_t)got);
-    if (want_finger) {
-      const size_t padded = ((size_t)got + K3_FINGER_BLOCK - 1) / K3_FINGER_BLOCK;
-      memset(block + got, 0, padded * K3_FINGER_BLOCK - (size_t)got);
-      w.loops->finger(&finger, block, padded);
+    memset(block + got, 0, -(size_t)got % K3_FINGER_BLOCK); /* the end of the last mixed block */
+    for (size_t at = 0; at < (size_t)got; at += PART_BYTES) {
+      const size_t part = (size_t)got - at < PART_BYTES ? (size_t)got - at : PART_BYTES;
+      look_at_part(&w, block + at, part);
+      if (want_finger)
+        w.loops->finger(&finger, block + at, (part + K3_FINGER_BLOCK - 1) / K3_FINGER_BLOCK);
     }
     if ((size_t)got < want) return K3_SCAN_ENDED;
   }
