@@ -6,7 +6,7 @@ out=${1:?usage: samples/pipeline.sh OUT_FOLDER}
 rm -rf "$out" && mkdir -p "$out"
 
 step() { # show a command as a person would type it, then run it
-  printf '\n\033[1m$ %s\033[0m\n' "$*" | { [ -t 1 ] && cat || sed 's/\x1b\[[0-9]*m//g'; }
+  printf '\n$ %s\n' "$*"
   "$@"
 }
 
@@ -20,12 +20,17 @@ step k3tool shard "$out/ckpt" --tp 8 -o "$out/shards"
 step k3tool compile-plan "$out/shards" -o "$out/plan.h5"
 # 64-byte instructions and every rank's queues.
 step k3tool emit-isa "$out/plan.h5" -o "$out/isa.h5"
-# What the plan proves about itself, and that nothing in the checkpoint goes unread.
-step k3tool verify plan "$out/plan.h5"
+# What plan and streams prove about themselves, and that nothing in the checkpoint goes unread.
+step k3tool verify plan "$out/plan.h5" "$out/isa.h5"
 step k3tool verify coverage "$out/isa.h5" --weights "$out/shards"
-# Eight rank processes, one stream, tokens as they come.
-step k3tool run "$out/shards" --isa "$out/isa.h5" --ids 1,2,3 --gen 32 --ignore-eos -o "$out/tokens.h5"
-# All ranks produced the same tokens, and the same bits.
+# Eight rank processes, one stream, tokens as they come. Its summary, on stderr, is kept for the end.
+{ step k3tool run "$out/shards" --isa "$out/isa.h5" --ids 1,2,3 --gen 32 --ignore-eos \
+    -o "$out/tokens.h5" 2>&1 >&3 | tee "$out/run.log" >&2; } 3>&1
+# All ranks produced the same tokens from the same bits.
 step k3tool verify ranks "$out/tokens.h5"
 
-printf '\nbuilt in %s: ' "$out" && du -sh --apparent-size "$out"/* | awk '{ printf "%s%s (%s)", sep, $2, $1; sep = ", " } END { print "" }'
+printf '\nbuilt in %s:' "$out"
+for name in ckpt shards plan.h5 isa.h5 tokens.h5; do
+  printf ' %s (%s)' "$name" "$(du -sh --apparent-size "$out/$name" | cut -f1)"
+done
+printf '\n%s\n' "$(tail -n 1 "$out/run.log")"

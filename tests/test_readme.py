@@ -71,5 +71,8 @@ def test_the_sample_pipeline_ends_with_eight_identical_ranks(tmp_path: Path) -> 
         timeout=300,
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "8 ranks identical" in done.stdout + done.stderr
-    assert "tokens/s" in done.stdout + done.stderr
+    built, summary = done.stdout.splitlines()[-2:]
+    assert "tokens.h5 (" in built
+    assert "8 ranks identical" in summary
+    assert "tokens/s" in summary
+    assert "peak memory" in summary
