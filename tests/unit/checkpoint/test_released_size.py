@@ -1,68 +1,175 @@
-"""inspect on a checkpoint as large as the release: real headers and index, sparse data."""
+"""The stand-in of the released checkpoint, and inspect on it: counts, content, a child's memory.
 
-import gzip
+How fast that is `k3tool bench inspect` measures; nothing here is timed.
+"""
+
 import json
-import resource
-import subprocess
+import os
 import sys
-import time
-from collections import defaultdict
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
+from safetensors import safe_open
 
+from k3tool.bench.frame import run_child
+from k3tool.checkpoint.headers import DTYPES, read_header
+from k3tool.checkpoint.reader import Checkpoint
+from k3tool.checkpoint.released_layout import CONFIG_FILE, RELEASED_DATA, _fill, write_released
+from k3tool.checkpoint.values import Targets, ValueScan
+from k3tool.errors import ArtifactError, UsageError
 from k3tool.model.config import K3Config
-from k3tool.model.vision import expected_vision
-from k3tool.model.weights import expected_tensors, n_bytes
+from k3tool.model.weights import find_spec, n_bytes
 
-REPO = Path(__file__).resolve().parents[3]
-DATA = REPO / "tests" / "data"
-NAME = "kimi-k3-model.safetensors.index.json.gz"
+pytestmark = pytest.mark.slow
+TOTAL_BYTES = 1_560_860_324_864
 
 
-def write_sparse_release(folder: Path) -> None:
-    """Write config, index and 96 files that have headers and length, and no data blocks."""
-    config = K3Config.load(DATA / "kimi-k3-config.json")
-    (folder / "config.json").write_bytes((DATA / "kimi-k3-config.json").read_bytes())
-    raw = gzip.decompress((DATA / NAME).read_bytes())
-    (folder / "model.safetensors.index.json").write_bytes(raw)
-    weight_map = json.loads(raw)["weight_map"]
-    headers: dict[str, dict[str, object]] = defaultdict(dict)
-    offsets: dict[str, int] = defaultdict(int)
-    for specs in (expected_tensors(config), expected_vision(config)):
-        for spec in specs:
-            file = weight_map[spec.name]
-            end = offsets[file] + n_bytes(spec.shape, spec.dtype)
-            headers[file][spec.name] = {
-                "dtype": spec.dtype,
-                "shape": spec.shape,
-                "data_offsets": [offsets[file], end],
-            }
-            offsets[file] = end
-    for file, header in headers.items():
-        text = json.dumps(header).encode()
-        with (folder / file).open("wb") as opened:
-            opened.write(len(text).to_bytes(8, "little") + text)
-            opened.truncate(8 + len(text) + offsets[file])
+@pytest.fixture(scope="module")
+def released(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("big") / "released"
+    info = write_released(folder, RELEASED_DATA)
+    assert (info.n_tensors, info.n_files, info.total_bytes) == (497_220, 96, TOTAL_BYTES)
+    return folder
 
 
-@pytest.mark.slow
-def test_released_size_takes_seconds(tmp_path: Path) -> None:
-    write_sparse_release(tmp_path)
-    assert sum(path.stat().st_size for path in tmp_path.iterdir()) > 1_560_860_324_864
-    start = time.perf_counter()
-    done = subprocess.run(
-        [sys.executable, "-m", "stages.cli", "inspect", str(tmp_path), "--json"],
-        cwd=REPO,
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    elapsed_s = time.perf_counter() - start
-    report = json.loads(done.stdout)
+def inspect(folder: Path, output: Path) -> tuple[int, int, dict[str, Any]]:
+    """Return exit code, peak memory in bytes and report of a process of its own."""
+    command = [sys.executable, "-m", "stages.cli", "inspect", str(folder), "--json"]
+    with output.open("w+b") as file:
+        child = run_child(command, file.fileno())
+    return child.exit_code, child.peak_bytes, json.loads(output.read_text())
+
+
+def test_files_have_the_published_sizes(released: Path) -> None:
+    """The sum, the first and the largest were published, and depend on every byte of a header."""
+    sizes = [path.stat().st_size for path in sorted(released.glob("*.safetensors"))]
+    assert len(sizes) == 96
+    assert sum(sizes) == 1_560_936_091_448
+    assert sizes[0] == 2_341_216_112
+    assert max(sizes) == 16_990_916_912
+    assert (released / "model.safetensors.index.json").stat().st_size == 59_764_096
+    on_disk = sum(path.stat().st_blocks * 512 for path in released.iterdir())
+    assert on_disk < 300_000_000
+
+
+def test_stock_library_reads_it_and_experts_lie_together(released: Path) -> None:
+    path = released / "model-00013-of-000096.safetensors"
+    with safe_open(path, "numpy") as file:
+        assert len(file.keys()) == 5404
+    infos = sorted(read_header(path).tensors.values(), key=lambda info: info.offset)
+    names = [info.name.split(".block_sparse_moe.experts.") for info in infos]
+    experts = [parts[1].split(".")[0] for parts in names if len(parts) == 2]
+    runs = [number for i, number in enumerate(experts) if i == 0 or number != experts[i - 1]]
+    assert len(runs) == len(set(runs)) == 896  # the six of each back to back
+    assert len(experts) == 896 * 6
+    assert runs != sorted(runs, key=int)
+
+
+def test_inspect_finds_every_total(released: Path, tmp_path: Path) -> None:
+    code, peak_bytes, report = inspect(released, tmp_path / "report.json")
+    assert code == 0
     assert report["whole"]
     assert report["tensors"] == {"expected": 497_052, "indexed": 497_220}
+    assert report["dtypes"] == {"BF16": 2_122, "F32": 506, "U8": 494_592}
+    assert report["experts"] == 82_432
     assert report["vision"]["expected"] == report["vision"]["found"] == 168
-    assert report["bytes"] + report["vision"]["n_bytes"] == 1_560_860_324_864
-    assert elapsed_s < 60  # about 8 s on two idle cores
-    assert resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss < 2_000_000  # KiB
+    assert report["bytes"] + report["vision"]["n_bytes"] == TOTAL_BYTES
+    assert sum(row["n_bytes"] for row in report["modules"]) == report["bytes"]
+    assert len({row["layer"] for row in report["modules"]}) == 94
+    assert peak_bytes < 500_000_000
+
+
+def test_inspect_finds_one_wrong_tensor_among_half_a_million(
+    released: Path, tmp_path: Path
+) -> None:
+    """Layers are accepted whole; one letter, one shape, one absent file must still show."""
+    folder = tmp_path / "damaged"
+    folder.mkdir()
+    for path in released.iterdir():
+        os.link(path, folder / path.name)
+    _edit(folder / "model-00047-of-000096.safetensors", b"experts.895.w2.weight_scale", b"895_")
+    _edit(folder / "model-00048-of-000096.safetensors", b'"shape":[3072,112]', b"[112,3072]")
+    (folder / "model-00092-of-000096.safetensors").unlink()
+    code, _, report = inspect(folder, tmp_path / "report.json")
+    found = [
+        (f["kind"], f["file"][6:11], f["name"].split("layers.")[-1]) for f in report["findings"]
+    ]
+    kinds = {kind for kind, _, _ in found}
+    assert code == 3
+    assert kinds == {"missing file", "missing", "unclaimed", "mis-shaped", "total_size"}
+    assert len([1 for kind, file, _ in found if (kind, file) == ("missing", "00092")]) == 5398
+    where = "46.block_sparse_moe.experts.895"
+    assert ("missing", "00047", f"{where}.w2.weight_scale") in found
+    assert ("unclaimed", "00047", f"{where}_w2.weight_scale") in found
+    shaped = [entry for entry in found if entry[0] == "mis-shaped"]
+    assert len(shaped) == 1
+    assert shaped[0][1] == "00048"
+
+
+def _edit(path: Path, old: bytes, new: bytes) -> None:
+    """Replace once in a header, keeping its length, in a copy of the file (a link is shared)."""
+    size = path.stat().st_size
+    with path.open("rb") as file:
+        length = int.from_bytes(file.read(8), "little")
+        text = file.read(length)
+    at = text.index(old) + (old.index(b"[") if b"[" in new else old.index(b"895"))
+    edited = text[:at] + new + text[at + len(new) :]
+    assert len(edited) == length
+    path.unlink()
+    with path.open("wb") as file:
+        file.write(length.to_bytes(8, "little") + edited)
+        file.truncate(size)
+
+
+def test_what_cannot_be_written_is_refused_before_a_byte(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(UsageError, match="layers 0 to 92"):
+        write_released(tmp_path / "x", RELEASED_DATA, (93,))
+    full = os.statvfs_result((4096, 4096, 10**9, 10**6, 10**6, 10, 10, 10, 0, 255))
+    monkeypatch.setattr(os, "statvfs", lambda path: full)
+    with pytest.raises(UsageError, match=r"got 4.1 GB free on disk, need 1555.3 GB"):
+        write_released(tmp_path / "x", RELEASED_DATA, range(93))
+    with pytest.raises(ArtifactError, match="kimi-k3-config"):
+        write_released(tmp_path / "x", tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+def filled(tmp_path: Path, name: str, seed: int = 0) -> np.ndarray:
+    spec = find_spec(K3Config.load(RELEASED_DATA / CONFIG_FILE), f"language_model.{name}")
+    assert spec is not None
+    with (tmp_path / "values").open("w+b") as file:
+        _fill(file, spec, n_bytes(spec.shape, spec.dtype), seed)
+        file.seek(0)
+        return np.frombuffer(file.read(), dtype=DTYPES[spec.dtype])
+
+
+def test_filled_values_are_a_trained_models_in_size(tmp_path: Path) -> None:
+    layer = "model.layers.0.self_attn."
+    norm = filled(tmp_path, "model.layers.0.input_layernorm.weight")
+    values = (norm.astype(np.uint32) << 16).view(np.float32)
+    assert np.array_equal(norm, filled(tmp_path, "model.layers.0.input_layernorm.weight"))
+    assert not np.array_equal(norm, filled(tmp_path, "model.layers.0.input_layernorm.weight", 1))
+    assert not np.array_equal(norm, filled(tmp_path, "model.layers.0.mlp_res_norm.weight"))
+    assert np.abs(values).min() >= 2**-13
+    assert np.abs(values).max() < 2**-5
+    assert 0.4 < (values > 0).mean() < 0.6
+    a_log = filled(tmp_path, layer + "A_log")
+    assert np.isfinite(a_log).all()
+    assert a_log[:96].all()
+    assert not a_log[96:].any()
+    experts = "model.layers.1.block_sparse_moe.experts.3."
+    scales = filled(tmp_path, experts + "w1.weight_scale")
+    assert sorted(set(scales.tolist())) == list(range(114, 122))
+    assert len(set(filled(tmp_path, experts + "w1.weight_packed").tolist())) == 256
+
+
+def test_a_look_at_values_stops_within_a_block(released: Path) -> None:
+    with Checkpoint.open(released) as checkpoint:
+        targets = Targets(checkpoint, (12,))
+        assert targets.n_bytes == 16_990_092_800
+        scan = ValueScan(checkpoint, targets, jobs=1)
+        scan._stop.set()  # as Ctrl-C does: nothing of 17 GB is read
+        assert scan.run().n_bytes == 0
