@@ -44,11 +44,16 @@ def model_of(params: Mapping[str, Any]) -> K3Config | None:
 def check_meaning(c: Ordering, config: K3Config, tp: int) -> tuple[str, list[str]]:
     """Compare one phase's records with the graph of the model."""
     reader = _Reader(c.tensors, build_graph(config, tp))
+    partial: dict[int, int] = {}  # node that is a part -> the row that made it
     maker: dict[int, int] = {}  # value of the model -> the row that made it
     for index, row in enumerate(c.rows):
         made, fault = reader.step(row)
         if fault is not None:
-            return "", [f"{c.name(index)}: {fault}"]
+            # What was made for it alone may be what is wrong, and could not be judged before.
+            parts = [c.name(p) for p in reader.parts_read(row, partial)]
+            made_for = f", with parts made by {' and '.join(parts)}" if parts else ""
+            return "", [f"{c.name(index)}: {fault}{made_for}"]
+        partial |= dict.fromkeys(reader.parts, index)
         for value in made:
             other = maker.setdefault(value, index)
             if other != index:  # a weight taken twice shows here, before anything reads the value
@@ -76,9 +81,7 @@ def weight_faults(tensors: Sequence[Tensor], config: K3Config, tp: int) -> Itera
 
 
 # Ops that do several times what another one does: no rule makes them, packing into packets does.
-_PACKED: dict[Op, Op] = {
-    Op[many]: Op[one] for many, one in (("ATTN_PARTS_8", "ATTN_PART"),) if many in Op.__members__
-}
+_PACKED: dict[Op, Op] = {Op.ATTN_PARTS_8: Op.ATTN_PART}
 
 
 @dataclass(slots=True)
@@ -93,6 +96,7 @@ class _Reader:
     n_model: int = field(init=False)
     value: dict[int, int] = field(default_factory=dict)
     unfolded: dict[int, int | None] = field(default_factory=dict)
+    parts: list[int] = field(default_factory=list)  # of the last record's results
     last: int | None = None
 
     def __post_init__(self) -> None:
@@ -118,8 +122,12 @@ class _Reader:
             self.value[handles[operand.name]] = node
         self.last = meanings[-1]
         # None: a part of something that only has a meaning with what a later packet does to it.
+        pairs = list(zip(made, meanings, strict=True))
+        self.parts = [node for node, meaning in pairs if meaning is None]
         whole = [meaning for meaning in meanings if meaning is not None]
-        if any(meaning >= self.n_model for meaning in whole):
+        # What some rule makes whole and none does here is no part of anything either.
+        stray = any(self.graph.nodes[node].op in _MADE_BY for node in self.parts)
+        if stray or any(meaning >= self.n_model for meaning in whole):
             return [], f"is no value of the model: {self._describe(spec, handles, row)}"
         return whole, None
 
@@ -139,7 +147,14 @@ class _Reader:
         node = self.graph.add(spec.op, "?", list(inputs.values()), **attrs)
         if n_results <= 1:
             return [node]
-        return [self.graph.add(Op["PART"], "?", [node], index=i) for i in range(n_results)]
+        return [self.graph.add(Op.PART, "?", [node], index=i) for i in range(n_results)]
+
+    def parts_read(self, row: Any, partial: Mapping[int, int]) -> list[int]:
+        """Return the rows that made what a record reads and that has no meaning of its own."""
+        spec = spec_of(int(row["op"]))
+        assert spec is not None, row["op"]
+        read = [self.value.get(h, -1) for h in spec.handles(row["handles"].tolist())]
+        return sorted({partial[node] for node in read if node in partial})
 
     def missing(self) -> list[str]:
         """Return what is wrong with the whole, every packet having been followed."""

@@ -50,16 +50,13 @@ def record_faults(c: Ordering, max_tokens: int, tp: int, rank_of_params: int) ->
 
 def handles_of(spec: OpSpec, slots: Sequence[int]) -> dict[str, int]:
     """Return the handle of every operand of a record, by name."""
-    if hasattr(spec, "handles"):
-        found: Sequence[int] = spec.handles(slots)
-    else:
-        found = [int(slot) for slot in slots[: len(spec.operands)]]
-    return {operand.name: handle for operand, handle in zip(spec.operands, found, strict=True)}
+    names = [operand.name for operand in spec.operands]
+    return dict(zip(names, spec.handles(slots), strict=True))
 
 
 def results_of(spec: OpSpec) -> list[Operand]:
     """Return the operands that hold an op's results: those written whole, else the one in place."""
-    return [o for o in spec.operands if o.role == "out"] or [spec.output]
+    return list(spec.outputs) or [spec.output]
 
 
 def _row_faults(
