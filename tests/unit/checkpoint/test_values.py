@@ -1,0 +1,380 @@
+"""The scan of values: its numbers against NumPy's, every set of loops, what is found and named."""
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from k3tool.checkpoint import values as values_module
+from k3tool.checkpoint.reader import Checkpoint
+from k3tool.checkpoint.scan_library import (
+    BLOCK_BYTES,
+    DONE,
+    ENDED,
+    ERROR,
+    NONE,
+    STOPPED,
+    Scan,
+    Scanner,
+    StopFlag,
+)
+from k3tool.checkpoint.values import BF16, F32, OTHER, PACKED, SCALE, Targets, Values, ValueScan
+from k3tool.errors import ArtifactError, TargetError
+from k3tool.runtime import build
+
+LAYER = "language_model.model.layers."
+Q_PROJ = LAYER + "1.self_attn.q_proj.weight"
+SCALES = LAYER + "2.block_sparse_moe.experts.4.w2.weight_scale"
+CODES = LAYER + "2.block_sparse_moe.experts.4.w1.weight_packed"
+
+
+def scanner(loops: str = "auto") -> Scanner:
+    made = Scanner(StopFlag(), loops)
+    probe = made.scan(0, 0, 0, OTHER, 1, high_scale=253, fingerprint=False)
+    if probe == ERROR:
+        pytest.skip(f"NOT RUN: this CPU has no {loops} loops")
+    return made
+
+
+def scan_of(
+    tmp_path: Path, data: np.ndarray, kind: int, row_bytes: int, loops: str = "auto", at: int = 3
+) -> Scan:
+    """Scan an array's bytes that start at an odd offset of a file."""
+    path = tmp_path / "data"
+    path.write_bytes(bytes(at) + data.tobytes())
+    with path.open("rb") as file:
+        made = scanner(loops)
+        code = made.scan(
+            file.fileno(), at, data.nbytes, kind, row_bytes, high_scale=253, fingerprint=True
+        )
+    assert code == DONE
+    return made.result
+
+
+# -- the loops ---------------------------------------------------------------------------------
+
+SIZES = [(1, 2), (3, 7), (5, 64), (7, 333), (2, 4096), (40, 33_000)]  # rows, columns
+
+
+@pytest.mark.parametrize("loops", ["plain", "avx2", "avx512"])
+@pytest.mark.parametrize("shape", SIZES)
+def test_bf16_as_numpy_sees_it(tmp_path: Path, loops: str, shape: tuple[int, int]) -> None:
+    random = np.random.default_rng(7)
+    bits = random.integers(0, 0x7F80, shape).astype("<u2") | random.choice([0, 0x8000], shape)
+    bits = bits.astype("<u2")
+    bits[shape[0] // 2] = np.uint16(0x8000)  # a row of negative zeros
+    result = scan_of(tmp_path, bits, BF16, 2 * shape[1], loops)
+    floats = (bits.astype(np.uint32) << 16).view(np.float32)
+    assert result.n_bytes == bits.nbytes
+    assert result.absmax_bits == np.abs(floats).max().view(np.uint32)
+    assert (result.n_zero_rows, result.first_zero_row) == (1, shape[0] // 2)
+    assert (result.n_nonfinite, result.first_bad) == (0, NONE)
+
+
+@pytest.mark.parametrize("loops", ["plain", "avx2", "avx512"])
+@pytest.mark.parametrize(("dtype", "kind"), [("<u2", BF16), ("<f4", F32)])
+def test_every_nonfinite_place_is_found(tmp_path: Path, loops: str, dtype: str, kind: int) -> None:
+    """NaN of both kinds and both infinities; at the first, last and block-crossing elements."""
+    n_columns = 1009
+    n_rows = BLOCK_BYTES // (n_columns * np.dtype(dtype).itemsize) + 3
+    size = n_rows * n_columns
+    bad = [0x7F80, 0xFF80, 0x7F81, 0xFFFF]
+    for place in (
+        0,
+        1,
+        n_columns - 1,
+        size // 2,
+        BLOCK_BYTES // np.dtype(dtype).itemsize,
+        size - 1,
+    ):
+        for bits in bad:
+            data = np.full(size, 0x3F80, dtype="<u2") if kind == BF16 else np.ones(size, "<f4")
+            if kind == BF16:
+                data[place] = bits
+            else:
+                data.view("<u4")[place] = bits << 16
+            result = scan_of(tmp_path, data, kind, n_columns * data.itemsize, loops)
+            assert (result.n_nonfinite, result.first_bad) == (1, place)
+
+
+@pytest.mark.parametrize("loops", ["plain", "avx2", "avx512"])
+@pytest.mark.parametrize("spread", [1, 5, 19, 20, 21, 256])
+@pytest.mark.parametrize("size", [1, 63, 64, 65, 16_320, 16_384, 400_001])
+def test_scale_histogram(tmp_path: Path, loops: str, spread: int, size: int) -> None:
+    random = np.random.default_rng(size)
+    data = random.integers(0, spread, size).astype("u1") + np.uint8(0 if spread == 256 else 110)
+    result = scan_of(tmp_path, data, SCALE, 97, loops)
+    assert np.array_equal(result.histogram_array(), np.bincount(data, minlength=256))
+    high = np.nonzero(data >= 253)[0]
+    assert result.first_high == (high[0] if len(high) else NONE)
+
+
+@pytest.mark.parametrize("loops", ["plain", "avx2", "avx512"])
+def test_codes_and_zero_rows(tmp_path: Path, loops: str) -> None:
+    random = np.random.default_rng(3)
+    low, high = random.choice([1, 5, 9], (50, 129)), random.choice([0, 2, 8], (50, 129))
+    data = (low | high << 4).astype("u1")
+    data[17], data[40] = 0x08, 0x88  # zeros of either sign
+    data[41, :128], data[41, 128] = 0, 1  # one value at the very end of a row
+    result = scan_of(tmp_path, data, PACKED, 129, loops)
+    assert (result.n_zero_rows, result.first_zero_row) == (2, 17)
+    assert result.low_codes == sum(1 << code for code in {0, 1, 5, 8, 9})
+    assert result.high_codes == sum(1 << code for code in {0, 2, 8})
+
+
+# -- fingerprints ------------------------------------------------------------------------------
+
+
+def fingerprint(tmp_path: Path, data: np.ndarray, loops: str = "auto", at: int = 3) -> bytes:
+    return bytes(scan_of(tmp_path, data, OTHER, data.nbytes, loops, at).fingerprint)
+
+
+@pytest.mark.parametrize("size", [1, 1023, 1024, 1025, 32_768, BLOCK_BYTES, BLOCK_BYTES + 777])
+def test_fingerprint_is_the_same_in_every_loop_and_place(tmp_path: Path, size: int) -> None:
+    data = np.random.default_rng(size).integers(0, 256, size).astype("u1")
+    found = {fingerprint(tmp_path, data, "plain", at) for at in (0, 1, 64, 4099)}
+    for loops in ("avx2", "avx512"):
+        made = Scanner(StopFlag(), loops)
+        if made.scan(0, 0, 0, OTHER, 1, high_scale=253, fingerprint=False) == DONE:
+            found.add(fingerprint(tmp_path, data, loops))
+    assert len(found) == 1
+
+
+def test_fingerprint_sees_what_may_happen_to_bytes(tmp_path: Path) -> None:
+    """A bit, a word moved within a block, two blocks exchanged, a length, zeros behind."""
+    data = np.random.default_rng(1).integers(0, 256, 8192).astype("u1")
+    made = [data]
+    for bit in range(8):
+        made.append(data.copy())
+        made[-1][(977 * bit) % 8192] ^= 1 << bit
+    for first, second, size in ((0, 8, 8), (0, 64, 64), (0, 1024, 1024), (1024, 4096, 1024)):
+        made.append(data.copy())
+        made[-1][first : first + size] = data[second : second + size]
+        made[-1][second : second + size] = data[first : first + size]
+    made += [data[:-1], np.append(data, np.uint8(0)), np.zeros(8192, "u1"), np.zeros(4096, "u1")]
+    assert len({fingerprint(tmp_path, each) for each in made}) == len(made)
+    assert fingerprint(tmp_path, data) == fingerprint(tmp_path, data.copy())
+
+
+# -- the library -------------------------------------------------------------------------------
+
+
+def test_a_library_of_other_sources_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from k3tool.checkpoint import scan_library
+
+    with pytest.raises(TargetError, match="make build"):
+        scan_library.load(tmp_path / "absent.so")
+    (tmp_path / "junk.so").write_bytes(b"junk")
+    with pytest.raises(TargetError, match=r"junk\.so"):
+        scan_library.load(tmp_path / "junk.so")
+    assert scan_library.load() is not None  # the control
+    monkeypatch.setattr(scan_library, "scan_source_hash", lambda: "0123456789abcdef" * 4)
+    scan_library.load.cache_clear()
+    with pytest.raises(TargetError, match=r"source_hash: got [0-9a-f]{12}.., need 0123456789ab"):
+        scan_library.load()
+    scan_library.load.cache_clear()
+
+
+def test_scan_sources_are_not_the_interpreters(tmp_path: Path) -> None:
+    names = {path.name for path in build.source_files()}
+    assert "interp.c" in names
+    assert not names & {"scan.c", "scan_loops.c", "scan.h"}
+
+
+def test_end_of_file_stop_and_errors(tmp_path: Path) -> None:
+    path = tmp_path / "data"
+    path.write_bytes(bytes(1000))
+    stop = StopFlag()
+    made = Scanner(stop)
+    with path.open("rb") as file:
+        options = {"high_scale": 253, "fingerprint": False}
+        assert made.scan(file.fileno(), 0, 1001, OTHER, 1, **options) == ENDED
+        assert made.result.n_bytes == 1000
+        assert made.read_only(file.fileno(), 0, 1001, 4096) == 1000
+        stop.set()
+        assert made.scan(file.fileno(), 0, 1000, OTHER, 1, **options) == STOPPED
+    made = Scanner(StopFlag())
+    assert made.scan(-1, 0, 1000, OTHER, 1, **options) == ERROR
+    assert os.strerror(made.result.error) == "Bad file descriptor"
+
+
+# -- checkpoints -------------------------------------------------------------------------------
+
+
+def look(folder: Path, **options: object) -> Values:
+    with Checkpoint.open(folder) as checkpoint:
+        layers = options.pop("layers", None)
+        return ValueScan(
+            checkpoint, Targets(checkpoint, layers), **{"jobs": 2, **options}
+        ).run(tick_s=0.01)  # fmt: skip
+
+
+def put(folder: Path, name: str, index: tuple[int, ...] | slice, value: object) -> None:
+    """Write into a tensor in place."""
+    with Checkpoint.open(folder) as checkpoint:
+        info, array = checkpoint.tensor_info(name), checkpoint.read(name)
+    array[index] = value
+    with (folder / info.file).open("r+b") as file:
+        file.seek(info.offset)
+        file.write(array.tobytes())
+
+
+def swap(folder: Path, one: str, other: str) -> None:
+    with Checkpoint.open(folder) as checkpoint:
+        first, second = checkpoint.read(one), checkpoint.read(other)
+    put(folder, one, slice(None), second)
+    put(folder, other, slice(None), first)
+
+
+def test_whole_checkpoint_in_numbers(oracle: Callable[[str], Path]) -> None:
+    """Every tensor once, whatever the jobs and pieces; the sums are NumPy's."""
+    seen = look(oracle("tiny_tp8"))
+    assert seen.findings == []
+    assert sum(place.n_tensors for place in seen.places.values()) == 712
+    with Checkpoint.open(oracle("tiny_tp8")) as checkpoint:
+        assert seen.n_bytes == sum(checkpoint.tensor_info(n).n_bytes for n in checkpoint.names())
+        names = [n for n in checkpoint.names() if f"{LAYER}2." in n and n.endswith("weight_scale")]
+        scales = np.concatenate([checkpoint.read(name).ravel() for name in names])
+        bits = checkpoint.read("language_model.lm_head.weight")
+    place = seen.places[2, "experts"]
+    assert np.array_equal(place.scales, np.bincount(scales, minlength=256))
+    floats = (bits.astype(np.uint32) << 16).view(np.float32)
+    assert seen.places[None, "head"].absmax >= np.abs(floats).max()
+
+
+@pytest.mark.parametrize("jobs", [1, 3])
+def test_pieces_and_jobs_change_nothing(
+    oracle: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch, jobs: int
+) -> None:
+    whole = look(oracle("tiny_tp8"))
+    monkeypatch.setattr(values_module, "PIECE_BYTES", 3000)
+    parts = look(oracle("tiny_tp8"), jobs=jobs)
+    assert parts.places.keys() == whole.places.keys()
+    for place, seen in parts.places.items():
+        other = whole.places[place]
+        assert np.array_equal(seen.scales, other.scales)
+        for field in ("n_tensors", "n_bytes", "n_zero_rows", "absmax_bits", "low_codes"):
+            assert getattr(seen, field) == getattr(other, field), (place, field)
+
+
+def test_layers_are_chosen(oracle: Callable[[str], Path]) -> None:
+    seen = look(oracle("tiny_tp8"), layers=(1, 3))
+    assert {layer for layer, _ in seen.places} == {1, 3}
+
+
+@pytest.mark.parametrize(("value", "said"), [(0x7FC0, "[17, 5]"), (0xFF80, "[17, 5]")])
+def test_nonfinite_weight_is_named(
+    writable: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch, value: int, said: str
+) -> None:
+    folder = writable("tiny_tp8")
+    put(folder, Q_PROJ, (17, 5), value)
+    put(folder, Q_PROJ, (90, 1), value)
+    for piece_bytes in (32 << 20, 1000):
+        monkeypatch.setattr(values_module, "PIECE_BYTES", piece_bytes)
+        (finding,) = look(folder).findings
+        assert finding.kind == "non-finite"
+        assert finding.name == Q_PROJ
+        assert finding.got == f"2 NaN or Inf, the first at {said}"
+
+
+@pytest.mark.parametrize("value", [253, 254, 255])
+def test_scale_that_shard_refuses(writable: Callable[[str], Path], value: int) -> None:
+    folder = writable("tiny_tp8")
+    put(folder, SCALES, (9, 5), value)
+    (finding,) = look(folder).findings
+    assert (finding.kind, finding.name) == ("scale byte", f"{SCALES}: row 9, group 5")
+    assert (finding.got, finding.need) == (f"scale byte {value}", "at most 252")
+
+
+@pytest.mark.parametrize("value", [0, 1, 252])
+def test_scale_that_is_legal_is_counted(writable: Callable[[str], Path], value: int) -> None:
+    folder = writable("tiny_tp8")
+    put(folder, SCALES, (9, 5), value)
+    seen = look(folder)
+    assert seen.findings == []
+    assert seen.places[2, "experts"].scales[value] == 1
+
+
+def test_a_part_never_written_is_named(writable: Callable[[str], Path]) -> None:
+    folder = writable("tiny_tp8")
+    put(folder, CODES, slice(None), 0)
+    put(folder, Q_PROJ, (3,), 0)  # one row of zeros is counted, not refused
+    seen = look(folder)
+    assert [(f.kind, f.name) for f in seen.findings] == [("all zeros", CODES)]
+    assert seen.places[1, "kda"].n_zero_rows == 1
+
+
+def test_file_that_shrinks_while_it_is_read(writable: Callable[[str], Path]) -> None:
+    folder = writable("tiny_tp8")
+    with Checkpoint.open(folder) as checkpoint:
+        scan = ValueScan(checkpoint, Targets(checkpoint), jobs=2)
+        info = checkpoint.tensor_info(Q_PROJ)
+        os.truncate(folder / info.file, info.offset + 100)
+        with pytest.raises(ArtifactError, match="end of file at byte") as caught:
+            scan.run()
+    assert info.file in str(caught.value)
+
+
+# -- the command -------------------------------------------------------------------------------
+
+
+def test_values_from_the_command_line(k3tool: Callable, writable: Callable[[str], Path]) -> None:
+    folder = writable("tiny_tp8")
+    assert k3tool("inspect", folder, "--values").code == 0
+    put(folder, Q_PROJ, (17, 5), 0x7FC0)
+    outcome = k3tool("inspect", folder, "--values")
+    assert outcome.code == 4
+    assert f"{Q_PROJ}: got 1 NaN or Inf, the first at [17, 5], need finite values" in outcome.out
+    assert outcome.out.splitlines()[-2].startswith("whole: ")
+    assert outcome.out.splitlines()[-1].endswith("not sound: 1 non-finite")
+    assert outcome.err == ""  # no bar where stderr is no terminal
+    report = json.loads(k3tool("inspect", folder, "--values", "--json").out)
+    assert report["whole"] is True
+    assert [f["kind"] for f in report["values"]["findings"]] == ["non-finite"]
+    assert k3tool("inspect", folder).code == 0  # values are looked at when asked for
+    (folder / "model-00003-of-000011.safetensors").unlink()
+    assert k3tool("inspect", folder, "--values").code == 3  # what shard refuses comes first
+
+
+def test_swapped_experts_are_found_against_a_record(
+    k3tool: Callable, writable: Callable[[str], Path], tmp_path: Path
+) -> None:
+    folder, record = writable("tiny_tp8"), tmp_path / "before.h5"
+    assert k3tool("inspect", folder, "--values", "--fingerprint", record).code == 0
+    same = k3tool("inspect", folder, "--values", "--against", record, "--json")
+    assert same.code == 0
+    other = CODES.replace("experts.4", "experts.7")
+    swap(folder, CODES, other)
+    put(folder, Q_PROJ, (0, 0), 0x3F80)
+    assert k3tool("inspect", folder, "--values").code == 0  # headers and values are sound
+    outcome = k3tool("inspect", folder, "--values", "--against", record, "--json")
+    assert outcome.code == 4
+    found = {f["name"]: f for f in json.loads(outcome.out)["values"]["findings"]}
+    assert set(found) == {CODES, other, Q_PROJ}
+    assert found[CODES]["kind"] == found[other]["kind"] == "swapped"
+    assert found[CODES]["got"] == f"the bytes that {other} had"
+    assert found[Q_PROJ]["kind"] == "changed"
+
+
+def test_a_record_that_is_none(k3tool: Callable, oracle: Callable, tmp_path: Path) -> None:
+    folder = oracle("tiny_tp8")
+    assert k3tool("inspect", folder, "--values", "--against", tmp_path / "no.h5").code == 3
+    k3tool("inspect", folder, "-o", tmp_path / "coverage.h5")
+    wrong = k3tool("inspect", folder, "--values", "--against", tmp_path / "coverage.h5")
+    assert wrong.code == 3
+    assert "fingerprint" in wrong.err
+    part = k3tool(
+        "inspect", folder, "--values", "--layers", 1, "--fingerprint", tmp_path / "one.h5"
+    )
+    assert part.code == 0
+    outcome = k3tool("inspect", folder, "--values", "--against", tmp_path / "one.h5")
+    assert outcome.code == 4
+    assert "not recorded" in outcome.out
+    assert k3tool("inspect", folder, "--against", tmp_path / "one.h5").code == 2
+    assert k3tool("inspect", folder, "--fingerprint", tmp_path / "two.h5").code == 2
+    assert not (tmp_path / "two.h5").exists()
