@@ -6,7 +6,8 @@ one side is divided by the run of the other side beside it, and the median of th
 
 import os
 import statistics
-import time
+import subprocess
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -134,17 +135,34 @@ class ChildRun(NamedTuple):
     exit_code: int
 
 
+# Linux counts into a process's peak what the process it was started from had then, so a small one
+# stands in between; it also takes the time, without its own start.
+_STARTER = """
+import os, sys, time
+out = int(sys.argv[1])
+os.set_inheritable(out, False)
+start = time.perf_counter()
+pid = os.posix_spawn(sys.argv[2], sys.argv[2:], os.environ)
+_, status, usage = os.wait4(pid, 0)
+seconds = time.perf_counter() - start
+os.write(out, f"{seconds} {usage.ru_maxrss} {os.waitstatus_to_exitcode(status)}".encode())
+"""
+
+
 def run_child(arguments: Sequence[str], stdout: int) -> ChildRun:
     """Run a process and wait for it alone: RUSAGE_CHILDREN would be the largest of all children.
 
     `stdout` is a descriptor; stderr is this process's.
     """
-    start = time.perf_counter()
-    actions = [(os.POSIX_SPAWN_DUP2, stdout, 1)]
-    pid = os.posix_spawn(arguments[0], list(arguments), os.environ, file_actions=actions)
-    _, status, usage = os.wait4(pid, 0)
-    seconds = time.perf_counter() - start
-    return ChildRun(seconds, usage.ru_maxrss * 1024, os.waitstatus_to_exitcode(status))
+    read, write = os.pipe()
+    with open(read, "rb") as answer:
+        command = [sys.executable, "-I", "-S", "-c", _STARTER, str(write), *arguments]
+        try:
+            subprocess.run(command, stdout=stdout, pass_fds=[write], check=True)
+        finally:
+            os.close(write)
+        seconds, peak_kib, exit_code = answer.read().split()
+    return ChildRun(float(seconds), int(peak_kib) * 1024, int(exit_code))
 
 
 def machine_line() -> str:
