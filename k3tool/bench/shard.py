@@ -96,7 +96,7 @@ def measure_shard(
     Raises: UsageError where the folder has not the room; K3Error when a command fails.
     """
     config, raw = _config(size)
-    need = 4 * size + 8 * config.vocab_size * config.hidden_size * tp
+    need = 3 * size + 4 * config.vocab_size * config.hidden_size * tp  # source, one output
     if free_bytes(folder) < need:
         raise UsageError(str(folder), got=f"{free_bytes(folder)} bytes free", need=need)
     work = Path(tempfile.mkdtemp(prefix="k3-bench-shard-", dir=folder))

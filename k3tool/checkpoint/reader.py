@@ -4,6 +4,7 @@ Opening reads config and index only; a file's header is read when a tensor of it
 Arrays hold stored bits: bf16 as uint16, MXFP4 and E8M0 as uint8. No conversion happens here.
 """
 
+import contextlib
 import json
 import os
 import weakref
@@ -129,7 +130,9 @@ class Checkpoint:
             tp = rank = text
         if not (tp is None and rank is None) and not (type(tp) is int and type(rank) is int):
             raise ArtifactError(
-                f"{self.path / first}: __metadata__.k3", got=text, need="the shard writer's JSON",
+                f"{self.path / first}: __metadata__.k3",
+                got=text,
+                need="the shard writer's JSON",
                 hint="shard again, or leave this key out of the metadata",
             )
         return tp, rank
@@ -210,6 +213,11 @@ class Checkpoint:
                     hint="the file became shorter: fetch it again",
                 )
             done += count
+
+    def prefetch(self, info: TensorInfo, offset: int, n_bytes: int) -> None:
+        """Ask the system to fetch bytes at a file offset while the caller does something else."""
+        with contextlib.suppress(OSError):  # advice; a file system may not take it
+            os.posix_fadvise(self._descriptor(info.file), offset, n_bytes, os.POSIX_FADV_WILLNEED)
 
     def _descriptor(self, file: str) -> int:
         if file not in self._descriptors:

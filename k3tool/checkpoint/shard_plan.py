@@ -107,9 +107,14 @@ class ShardPlan:
         return self.rank_bytes + ENTRY_BYTES * len(self.rows.name)
 
     def jobs(self) -> Iterator[FileJob]:
-        """Yield the files in order, holding one at a time."""
-        for file in _files(self):
-            yield FileJob(file.name, [_entry(self, spec) for spec in file.tensors])
+        """Yield all files, holding one at a time.
+
+        The largest tensors lie outside the layers: begun last, they would leave one thread alone.
+        """
+        for in_layers in (False, True):
+            for file in _files(self):
+                if (file.layer is not None) == in_layers:
+                    yield FileJob(file.name, [_entry(self, spec) for spec in file.tensors])
 
 
 def plan_shards(
