@@ -142,7 +142,6 @@ def as_dict(result: Result) -> dict[str, object]:
         "digest": plan.digest,
         "params": dict(plan.params),
         "inputs": [ref._asdict() for ref in plan.inputs],
-        "proof_status": plan.proof_status,
         "tensors": len(plan.tensors),
         "phases": {name: asdict(counts) for name, counts in result.phases.items()},
         "rules": {name: {"fired": f, "used": u} for name, (f, u) in result.rules.items()},
@@ -169,20 +168,30 @@ def summary_lines(result: Result) -> Iterator[str]:
     yield f"rules used: {', '.join(used) or 'none'}"
     if params["rules_off"]:
         yield f"rules off: {', '.join(params['rules_off'])}"
-    yield f"proofs: {plan.proof_status}"
+    yield f"theorems: {len(params['theorems'])}, one for each rule used"
     yield f"digest {plan.digest}"
 
 
 def explain_lines(result: Result) -> Iterator[str]:
     """Yield what made the plan what it is: rules, ops, and which rules made which ops."""
-    yield "rule: applications, of which the plan rests on"
+    plan = result.plan
+    yield "rule: applications, of which the plan rests on, theorem"
     for name, (fired, used) in result.rules.items():
-        yield f"  {name:24} {fired:6} {used:6}"
-    for phase in result.plan.phases.values():
+        theorem = plan.params["theorems"].get(name, "")
+        yield f"  {name:24} {fired:6} {used:6}  {theorem[:16] or 'not used'}"
+    for phase in plan.phases.values():
         yield f"{phase.name}: packets by op, and the rules that made them"
-        ops = zip(phase.packets["op"].tolist(), phase.rules, strict=True)
-        for (op, rules), count in sorted(Counter(ops).items()):
-            yield f"  {Op(op).name:20} {count:6}  {rules or 'primitive'}"
+        rules = [" ".join(plan.rules_of(phase.name, p)) for p in range(len(phase.packets))]
+        ops = zip(phase.packets["op"].tolist(), rules, strict=True)
+        for (op, names), count in sorted(Counter(ops).items()):
+            yield f"  {Op(op).name:20} {count:6}  {names or 'primitive'}"
+    for phase in plan.phases.values():
+        yield f"{phase.name}: fused packets, and the rule applications that made them"
+        for index, rows in enumerate(phase.made_by):
+            if rows:
+                yield f"  {index:5} {Op(int(phase.packets['op'][index])).name}"
+            for row in rows:
+                yield f"        {plan.fired[row].rule} at {plan.fired[row].root}"
     yield "eps"
     for site, value in result.plan.params["eps"].items():
         yield f"  {site:28} {value:g}"

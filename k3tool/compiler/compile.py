@@ -1,6 +1,6 @@
 """The one lowering: config → operator graph → fused graph → packets of both phases → plan."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,6 +12,7 @@ from k3tool.compiler.handles import Handles
 from k3tool.compiler.plan import NUMERICS_MODE, NUMERICS_VERSION, Fired, Phase, Plan
 from k3tool.compiler.rules import rules_without
 from k3tool.compiler.schedule import Layout, build_phase, runs_of
+from k3tool.compiler.theorems import read_stamp, require_theorems
 from k3tool.errors import UsageError
 from k3tool.isa.table import PAGE_TOKENS
 from k3tool.model.config import K3Config
@@ -49,16 +50,20 @@ def compile_plan(
     without: Sequence[str] = (),
     inputs: Sequence[InputRef] = (),
     checkpoint_identity: str = "",
+    stamp: Mapping[str, str] | None = None,
 ) -> Plan:
     """Compile a model for one target and TP degree.
 
     `inputs` and `checkpoint_identity` say what the config came with; a plan made from a config
-    alone has neither. `ctx` is rounded up to whole pages where the model's limit allows it.
-    Raises: UsageError naming an option that does not fit the model.
+    alone has neither. `ctx` is rounded up to whole pages where the model's limit allows it. `stamp`
+    holds the proved theorems' hashes, by default those of this build.
+    Raises: UsageError naming an option that does not fit the model; ArtifactError naming a rule
+    that has no proved theorem.
     """
     options = PlanOptions(tp, target, workgroups, chunk, batch, ctx, tuple(sorted(set(without))))
     _check_options(config, options)
     rules = rules_without(options.without)
+    theorems = require_theorems(rules, read_stamp() if stamp is None else stamp)
     built = build_graph(config, tp)
     saturated = saturate(built, rules)
     tokens = {"decode": batch, "prefill": chunk}
@@ -72,13 +77,15 @@ def compile_plan(
     for phase, extracted in chosen.items():
         layout = Layout(tp, workgroups, tokens[phase])
         phases[phase] = build_phase(
-            phase, extracted.graph, dags[phase], layout, handles, extracted.rules, peer_bytes
+            phase, extracted.graph, dags[phase], layout, handles, extracted.made_by, peer_bytes
         )
         peer_bytes = phases[phase].peer_bytes
     fired = _fired(list(chosen.values()))
+    used = sorted({row.rule for row in fired if row.used})
     params = _params(config, options) | {
         "checkpoint_identity": checkpoint_identity,
-        "rules": sorted({row.rule for row in fired if row.used}),
+        "rules": used,
+        "theorems": {name: theorems[name] for name in used},
     }
     return Plan(tuple(handles.tensors), phases, params, fired, tuple(inputs))
 

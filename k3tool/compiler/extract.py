@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from math import floor
 
-from k3tool.compiler.egraph import Application, Form, Made, Saturated
+from k3tool.compiler.egraph import Form, Made, Saturated
 from k3tool.compiler.plan import Fired
 from k3tool.isa.table import Op
 from k3tool.model.nodes import Graph, Leaf
@@ -57,10 +57,10 @@ def cost_of(form: Form, tokens: int = 1) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Extracted:
-    """The chosen graph; `rules[node]` are the rules that made a node, space-separated."""
+    """The chosen graph; `made_by[node]` are the rows of `fired` that a node rests on."""
 
     graph: Graph
-    rules: dict[int, str]
+    made_by: dict[int, tuple[int, ...]]
     fired: tuple[Fired, ...]
 
 
@@ -75,7 +75,7 @@ def extract(graph: Graph, saturated: Saturated, tokens: int = 1) -> Extracted:
     names = _value_names(graph, saturated)
     chosen = Graph(graph.weights, n_blocks=graph.n_blocks)
     new: dict[int, int] = {}
-    rules: dict[int, str] = {}
+    made_by: dict[int, tuple[int, ...]] = {}
     for cls in descent.in_order():
         form = descent.choice[cls]
         new[cls] = _rebuild(
@@ -83,9 +83,9 @@ def extract(graph: Graph, saturated: Saturated, tokens: int = 1) -> Extracted:
         )
         used = provenance.use(cls, form)
         if used:
-            rules[new[cls]] = " ".join(sorted(used))
+            made_by[new[cls]] = tuple(sorted(used))
     chosen.outputs = [new[saturated.class_of[node]] for node in graph.outputs]
-    return Extracted(chosen, rules, provenance.fired(names))
+    return Extracted(chosen, made_by, provenance.fired(names))
 
 
 def _value_names(graph: Graph, saturated: Saturated) -> dict[int, str]:
@@ -94,10 +94,16 @@ def _value_names(graph: Graph, saturated: Saturated) -> dict[int, str]:
     for application in saturated.applications:
         for cls, form in application.inner:
             root = names[application.made[0].cls]
-            names.setdefault(cls, f"{root}.{form.op.name.lower()}")
+            assert isinstance(form.op, Op)
+            names.setdefault(cls, inner_name(root, form.op))
     doubled = len(names) - len(set(names.values()))
     assert not doubled, f"{doubled} values share a name"
     return names
+
+
+def inner_name(root: str, op: Op) -> str:
+    """Return the name of a new value inside the right side that rewrote `root`."""
+    return f"{root}.{op.name.lower()}"
 
 
 def _rebuild(
@@ -252,38 +258,37 @@ class _Provenance:
 
     graph: Graph
     saturated: Saturated
-    made_by: dict[Made, Application] = field(init=False)
+    made_by: dict[Made, int] = field(init=False)
     original: set[Made] = field(init=False)
-    used: set[Made] = field(default_factory=set)
+    used: set[int] = field(default_factory=set)
 
     def __post_init__(self) -> None:
         self.made_by = {}
-        for application in self.saturated.applications:
+        for number, application in enumerate(self.saturated.applications):
             for made in (*application.made, *application.inner):
-                self.made_by.setdefault(made, application)
+                self.made_by.setdefault(made, number)
         self.original = {
             Made(cls, _original(self.graph, self.saturated, node))
             for node, cls in enumerate(self.saturated.class_of)
         }
 
-    def use(self, cls: int, form: Form) -> set[str]:
-        """Return the rules on the way from the built graph to a chosen form; mark them used."""
+    def use(self, cls: int, form: Form) -> set[int]:
+        """Return the applications between the built graph and a chosen form; mark them used."""
         made = Made(cls, form)
         if made in self.original:
             return set()
-        application = self.made_by[made]
-        self.used.add(made)
-        names = {application.rule.name}
-        for part_cls, part in application.matched:
-            names |= self.use(part_cls, part)
-        return names
+        number = self.made_by[made]
+        found = {number}
+        for part_cls, part in self.saturated.applications[number].matched:
+            found |= self.use(part_cls, part)
+        self.used |= found
+        return found
 
     def fired(self, names: Mapping[int, str]) -> tuple[Fired, ...]:
         """Return every application in order, and whether the chosen graph rests on it."""
         rows = []
-        for application in self.saturated.applications:
-            everything = (*application.made, *application.inner)
-            used = any(m in self.used and self.made_by[m] is application for m in everything)
+        for number, application in enumerate(self.saturated.applications):
+            used = number in self.used
             values = [f"{k}={names[v]}" for k, v in application.values.items()]
             numbers = [f"{k}={v}" for k, v in application.numbers.items()]
             roots = " ".join(names[made.cls] for made in application.made)

@@ -26,7 +26,7 @@ from k3tool.isa.table import NO_HANDLE, SPECS, Op, isa_hash
 
 __all__ = ["FLAG_DIGEST", "FLAG_REARM", "GATE", "PACKET_DTYPE", "WAIT_DTYPE"]  # re-exported
 
-PLAN_SCHEMA = 1
+PLAN_SCHEMA = 2
 NUMERICS_MODE, NUMERICS_VERSION = "f32", 1
 
 ROLES = ("weight", "experts", "arena", "peer", "state", "output", "logits")
@@ -63,15 +63,15 @@ class Tensor(NamedTuple):
 class Phase:
     """The packets of one phase in topological order, and what they need.
 
-    `packets` has PACKET_DTYPE, `waits` WAIT_DTYPE. `rules` says for each packet which rewrite rules
-    made its op, space-separated, empty for an op the graph builder wrote.
+    `packets` has PACKET_DTYPE, `waits` WAIT_DTYPE. `made_by` says for each packet which rows of
+    `Plan.fired` its op rests on; none for an op that the graph builder wrote.
     """
 
     name: str
     max_tokens: int
     packets: Records
     waits: Records
-    rules: tuple[str, ...]
+    made_by: tuple[tuple[int, ...], ...]
     n_gates: int
     arena_bytes: int
     peer_bytes: int
@@ -110,7 +110,6 @@ class Plan:
     params: Mapping[str, Any]
     fired: tuple[Fired, ...] = ()
     inputs: tuple[InputRef, ...] = ()
-    proof_status: str = "unproved"
     digest: str = ""
     handles: Mapping[str, int] = field(init=False, repr=False, compare=False)
 
@@ -120,6 +119,10 @@ class Plan:
         assert len(index) == len(self.tensors), "two tensors of one name"
         assert len(index) < NO_HANDLE, f"{len(index)} handles do not fit 16 bits"
         object.__setattr__(self, "handles", index)
+
+    def rules_of(self, phase: str, packet: int) -> tuple[str, ...]:
+        """Return the names of the rules that a packet's op rests on, each once, sorted."""
+        return tuple(sorted({self.fired[row].rule for row in self.phases[phase].made_by[packet]}))
 
     @property
     def tp(self) -> int:
@@ -170,7 +173,7 @@ def save_plan(plan: Plan, path: str | Path) -> Plan:
         isa_hash=isa_hash(),
     )
     return Plan(
-        plan.tensors, plan.phases, plan.params, plan.fired, plan.inputs, plan.proof_status, digest
+        plan.tensors, plan.phases, plan.params, plan.fired, plan.inputs, digest
     )
 
 
@@ -178,16 +181,15 @@ def load_plan(path: str | Path) -> Plan:
     """Read and check plan.h5. Raises: ArtifactError naming the file and what differs."""
     with open_artifact(path, "plan", PLAN_SCHEMA, isa_hash=isa_hash()) as file:
         needed = {*tensor_datasets(()), *_fired_datasets(())}
-        needed |= {f"phases/{name}/{part}" for name in PHASES for part in ("wire", "rules")}
+        needed |= {f"phases/{name}/{part}" for name in PHASES for part in ("wire", "made_by")}
         data = {name: file.read(name) for name in needed}  # one that is absent is refused by name
         params, inputs, digest = file.params, tuple(file.inputs), file.digest
         attrs = dict(file.attrs)
-    for name in ("proof_status", *(f"{p}.{word}" for p in PHASES for word in _PHASE_NUMBERS)):
+    for name in (f"{phase}.{word}" for phase in PHASES for word in _PHASE_NUMBERS):
         if name not in attrs:
             raise ArtifactError(f"{path}: {name}", got="absent", need="an attribute of a plan")
-    status = str(attrs["proof_status"])
     phases = {name: _read_phase(name, data, attrs, str(path)) for name in PHASES}
-    return Plan(read_tensors(data), phases, params, _read_fired(data), inputs, status, digest)
+    return Plan(read_tensors(data), phases, params, _read_fired(data), inputs, digest)
 
 
 _MAX_DIMS = 4
@@ -239,12 +241,12 @@ def _phase_datasets(phase: Phase) -> dict[str, Dataset]:
     packed = np.frombuffer(wire.encode(phase.packets, phase.waits), dtype=np.uint8)
     return {
         f"{root}/wire": Dataset(packed, ("byte",), "bytes"),
-        f"{root}/rules": Dataset(list(phase.rules), ("packet",)),
+        f"{root}/made_by": Dataset([" ".join(map(str, n)) for n in phase.made_by], ("packet",)),
     }
 
 
 def _attrs(plan: Plan) -> dict[str, str | int | float | bool]:
-    attrs: dict[str, str | int | float | bool] = {"proof_status": plan.proof_status}
+    attrs: dict[str, str | int | float | bool] = {}
     for phase in plan.phases.values():
         attrs |= {f"{phase.name}.{name}": int(getattr(phase, name)) for name in _PHASE_NUMBERS}
     return attrs
@@ -256,10 +258,18 @@ def _read_phase(
     root = f"phases/{name}"
     packets, waits = wire.decode(data[f"{root}/wire"].tobytes(), f"{where}: {name}")
     numbers = {key: int(str(attrs[f"{name}.{key}"])) for key in _PHASE_NUMBERS}
-    rules = tuple(str(text) for text in data[f"{root}/rules"])
-    if len(rules) != len(packets):
-        raise ArtifactError(f"{where}: {root}/rules", got=len(rules), need=f"{len(packets)} rows")
-    return Phase(name=name, packets=packets, waits=waits, rules=rules, **numbers)
+    made_by = tuple(_numbers(str(text), f"{where}: {root}") for text in data[f"{root}/made_by"])
+    if len(made_by) != len(packets):
+        got, need = len(made_by), f"{len(packets)} rows"
+        raise ArtifactError(f"{where}: {root}/made_by", got=got, need=need)
+    return Phase(name=name, packets=packets, waits=waits, made_by=made_by, **numbers)
+
+
+def _numbers(text: str, where: str) -> tuple[int, ...]:
+    words = text.split()
+    if not all(word.isdecimal() for word in words):
+        raise ArtifactError(f"{where}/made_by", got=repr(text), need="row numbers")
+    return tuple(map(int, words))
 
 
 def _fired_datasets(fired: Sequence[Fired]) -> dict[str, Dataset]:

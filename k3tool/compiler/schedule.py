@@ -77,7 +77,7 @@ class _Phase:
             assert once, f"{self.graph.names[leaf]} is updated twice in a step"
         return readers
 
-    def build(self, rules: Mapping[int, str], peer_base: int) -> Phase:
+    def build(self, made_by: Mapping[int, tuple[int, ...]], peer_base: int) -> Phase:
         self._sizes()
         peers = self._peer_nodes()
         arena_bytes, peer_bytes = self._buffers(peers, peer_base)
@@ -92,7 +92,7 @@ class _Phase:
             max_tokens=self.layout.max_tokens,
             packets=self.packets,
             waits=waits,
-            rules=tuple(_rules_of(packet, rules) for packet in self.dag.packets),
+            made_by=tuple(_applications(packet, made_by) for packet in self.dag.packets),
             n_gates=len(peers),
             arena_bytes=arena_bytes,
             peer_bytes=peer_bytes,
@@ -317,10 +317,10 @@ def _in_runs(values: Sequence[int], runs: Sequence[tuple[int, ...]]) -> list[int
     return list(dict.fromkeys(v for value in values for v in run_of.get(value, (value,))))
 
 
-def _rules_of(packet: Packet, rules: Mapping[int, str]) -> str:
-    """Return the rules that made any of a packet's values, and the value they are parts of."""
-    names = {name for value in packet.results for name in rules.get(value, "").split()}
-    return " ".join(sorted(names))
+def _applications(packet: Packet, made_by: Mapping[int, tuple[int, ...]]) -> tuple[int, ...]:
+    """Return what made any of a packet's values, and the value they are parts of."""
+    found = {number for value in packet.results for number in made_by.get(value, ())}
+    return tuple(sorted(found))
 
 
 def build_phase(
@@ -329,14 +329,14 @@ def build_phase(
     dag: Dag,
     layout: Layout,
     handles: Handles,
-    rules: Mapping[int, str],
+    made_by: Mapping[int, tuple[int, ...]],
     peer_base: int,
 ) -> Phase:
     """Return one phase of the plan; its buffers are added to `handles`.
 
-    `rules` says for a node which rewrite rules made it. `peer_base` is where the phase's part of
+    `made_by` says which rule applications a node rests on. `peer_base` is where the phase's part of
     the peer segment starts: phases do not share peer bytes, because a rank may start the next step,
     in another phase, while a slower one still reads the last step's fold.
     Raises: K3Error where one rank's sizes do not fit together.
     """
-    return _Phase(name, graph, dag, layout, handles).build(rules, peer_base)
+    return _Phase(name, graph, dag, layout, handles).build(made_by, peer_base)

@@ -12,11 +12,13 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 
-from k3tool.compiler.plan import Plan
+from k3tool.compiler.dag import PACKINGS
+from k3tool.compiler.extract import inner_name
+from k3tool.compiler.plan import Fired, Phase, Plan
 from k3tool.compiler.rules import RULES, Rule
 from k3tool.compiler.statements import PROOFS, STATEMENTS, statement, theorem_name
 from k3tool.errors import ArtifactError
-from k3tool.isa.table import Op
+from k3tool.isa.table import SPECS, Op
 
 STAMP = PROOFS / "proved.json"
 STAMP_SCHEMA = 1
@@ -106,22 +108,55 @@ def prove_fired(plan: Plan, stamp: Mapping[str, str] | None = None) -> tuple[str
     faults = list(_rule_faults(plan, used, known, proved))
     fused = 0
     for phase in plan.phases.values():
-        for index, names in enumerate(phase.rules):
-            op = Op(int(phase.packets[index]["op"]))
-            makers = {rule.name for rule in RULES if op in rule.made_ops()}
-            where = f"{phase.name} packet {index} {op.name}"
-            fused += bool(names)
-            if makers and not names:
-                faults.append(f"{where}: a fused op that no rule application made")
-            elif names and not makers.intersection(names.split()):
-                faults.append(f"{where}: none of its rules ({names}) makes such an op")
-            faults += [
-                f"{where}: made by {name}, which never fired in this plan"
-                for name in names.split()
-                if name not in used
-            ]
+        for index, rows in enumerate(phase.made_by):
+            fused += bool(rows)
+            faults += _packet_faults(plan, phase, index, rows)
     claim = f"{fused} fused packets by {len(used)} rules, each with a theorem"
     return claim, faults
+
+
+def _packet_faults(plan: Plan, phase: Phase, index: int, rows: Sequence[int]) -> Iterator[str]:
+    """Yield what is wrong with where a packet's op comes from."""
+    op = Op(int(phase.packets[index]["op"]))
+    where = f"{phase.name} packet {index} {op.name}"
+    makers = _makers().get(PACKINGS.get(op, op), frozenset())
+    absent = [row for row in rows if row >= len(plan.fired) or not plan.fired[row].used]
+    if absent:
+        yield f"{where}: rests on rule application {absent[0]}, which this plan does not use"
+    elif makers and not rows:
+        yield f"{where}: a fused op that no rule application made"
+    elif rows and not makers:
+        yield f"{where}: an op that no rule makes, said to rest on {plan.fired[rows[0]].rule}"
+    elif rows:
+        here = _results(plan, phase, index)
+        if not any(
+            plan.fired[row].rule in makers and here & _places(plan.fired[row]) for row in rows
+        ):
+            at = ", ".join(sorted(here))
+            yield f"{where}: none of its rule applications makes such an op at {at or 'no value'}"
+
+
+def _results(plan: Plan, phase: Phase, index: int) -> set[str]:
+    """Return the names of the values that a packet makes, as the graph has them."""
+    packet = phase.packets[index]
+    spec = SPECS[Op(int(packet["op"]))]
+    names = [plan.tensors[spec.handle(o.name, packet["handles"])].name for o in spec.outputs]
+    return {name.removeprefix(f"{phase.name}/") for name in names}
+
+
+def _places(row: Fired) -> set[str]:
+    """Return the values that an application rewrote, and the new ones inside its right sides."""
+    roots = row.root.split()
+    rule = next(rule for rule in RULES if rule.name == row.rule)
+    inner = (term for _, right in rule.equations for term in list(right.subterms())[1:])
+    return {*roots, *(inner_name(roots[0], term.op) for term in inner)}
+
+
+@cache
+def _makers() -> dict[Op, frozenset[str]]:
+    """Return for each op that rules make their names."""
+    ops = {op for rule in RULES for op in rule.made_ops()}
+    return {op: frozenset(rule.name for rule in RULES if op in rule.made_ops()) for op in ops}
 
 
 def _rule_faults(

@@ -206,4 +206,4 @@ def _less(raw: bytes) -> bytes:
 
 
 def test_schemas_are_those_the_table_of_faults_was_written_for() -> None:
-    assert (PLAN_SCHEMA, ISA_SCHEMA) == (1, 1)
+    assert (PLAN_SCHEMA, ISA_SCHEMA) == (2, 1)

@@ -6,7 +6,9 @@ added to the residual, logits, argmax and its fold; one scratch buffer's bytes a
 
 import numpy as np
 
-from k3tool.compiler.plan import Phase, Plan, Tensor
+from k3tool.compiler.plan import PHASES, Fired, Phase, Plan, Tensor
+from k3tool.compiler.rules import RULES
+from k3tool.compiler.theorems import theorem_hash
 from k3tool.isa.columns import GATE, PACKET_DIGEST, PACKET_REARM, WAIT_DTYPE, empty_packets
 from k3tool.isa.table import SPECS, Op
 
@@ -82,9 +84,9 @@ def phase(name: str, tokens: int, handle: dict[str, int]) -> Phase:
             row["flags"] |= PACKET_DIGEST
         row["wait_ofs"], row["n_waits"] = len(waits), len(after)
         waits += [(packets["counter"][p], packets["threshold"][p]) for p in after]
-    rules = ("",) * len(rows)
+    made_by = tuple((PHASES.index(name),) if row[0] is Op.ALL_REDUCE_ADD else () for row in rows)
     row_bytes = 4 * H * tokens
-    return Phase(name, tokens, packets, np.array(waits, WAIT_DTYPE), rules, 2, 3 * row_bytes,
+    return Phase(name, tokens, packets, np.array(waits, WAIT_DTYPE), made_by, 2, 3 * row_bytes,
                  row_bytes + CANDIDATES, len(rows), len(rows))  # fmt: skip
 
 
@@ -94,4 +96,8 @@ def plan() -> Plan:
     handle = {tensor.name: index for index, tensor in enumerate(table)}
     phases = {"decode": phase("decode", 1, handle), "prefill": phase("prefill", 3, handle)}
     params = {"tp": RANKS, "target": "cpu", "workgroups": WORKGROUPS, "chunk": 3, "batch": 1}
-    return Plan(table, phases, params)
+    rule = next(rule for rule in RULES if rule.name == "reduce-residual-fuse")
+    params["theorems"] = {rule.name: theorem_hash(rule)}
+    fired = tuple(Fired(rule.name, f"{name}.y", f"residual={name}.x x={name}.part", True)
+                  for name in PHASES)  # fmt: skip
+    return Plan(table, phases, params, fired)

@@ -61,7 +61,7 @@ def stream_of(program: Program, gated: list[bool]) -> Isa:
         Tensor(f"t{i}", "arena", "f32", (1, 32), (1, 32), 128, 128 * i, "decode")
         for i in range(n + 1)
     )
-    phase = Phase("decode", 1, packets, np.array(waits, WAIT_DTYPE), ("",) * n, gates[-1],
+    phase = Phase("decode", 1, packets, np.array(waits, WAIT_DTYPE), ((),) * n, gates[-1],
                   128 * (n + 1), 0, 1, 1)  # fmt: skip
     params = {"tp": RANKS, "target": "cpu", "workgroups": WORKGROUPS}
     return emit(Plan(tensors, {"decode": phase}, params), "cpu")

@@ -337,7 +337,7 @@ def test_without_rules_only_primitive_ops_are_left(oracle: Callable[[str], Path]
     assert plain.fired == ()
     for phase in plain.phases.values():
         assert {Op(op) for op in phase.packets["op"].tolist()} <= PRIMITIVE
-        assert set(phase.rules) == {""}
+        assert set(phase.made_by) == {()}
     fused = compile_plan(config, **options)
     made = {p: {Op(op) for op in x.packets["op"].tolist()} for p, x in fused.phases.items()}
     assert Op.KDA_GATED_NORM in made["prefill"] - PRIMITIVE, "the control: rules make fused ops"
@@ -356,12 +356,13 @@ def test_every_fused_packet_names_the_rules_that_made_it(oracle: Callable[[str],
             made_by.setdefault(op, set()).add(rule.name)
     made_by |= {packed: made_by[op] for packed, op in PACKINGS.items()}
     for phase in plan.phases.values():
-        for packet, rules in enumerate(phase.rules):
+        for packet in range(len(phase.packets)):
+            rules = plan.rules_of(phase.name, packet)
             op = Op(int(phase.packets["op"][packet]))
             assert bool(rules) == (op in made_by), (op, rules)
             if not rules:
                 continue
-            makers = made_by[op] & set(rules.split())
+            makers = made_by[op] & set(rules)
             assert makers
             if op in (Op.ATTN_PART, *PACKINGS):
                 continue  # a value inside a right side: the rule's roots are others
