@@ -261,10 +261,10 @@ def test_a_damaged_cache_entry_is_built_again(run: Run, oracle: Run, cache: Path
 # -- weights that must not be used -------------------------------------------------------------
 
 
-def _first_scales(folder: Path, value: int) -> None:
-    """Put a byte into the first scale of every expert's w2."""
+def _first_scales(folder: Path, value: int, matrix: str = "w2") -> None:
+    """Put a byte into the first scale of every expert's matrix."""
     with Checkpoint.open(folder) as checkpoint:
-        names = [n for n in checkpoint.names() if n.endswith("w2.weight_scale")]
+        names = [n for n in checkpoint.names() if n.endswith(f"{matrix}.weight_scale")]
         infos = [checkpoint.tensor_info(name) for name in names]
     assert infos
     for info in infos:
@@ -282,6 +282,18 @@ def test_a_refused_scale_is_found_before_its_first_use(run: Run, writable: Run) 
     assert done.code == 4
     assert "scale byte above 252 in expert" in done.err
     assert "MOE_DOWN_MXFP4" in done.err
+
+
+@pytest.mark.parametrize(("matrix", "op"), [("w3", "MOE_GLU_TOPK"), ("w2", "MOE_DOWN_TOPK")])
+def test_a_refused_scale_is_found_by_ops_that_choose_experts_themselves(
+    run: Run, writable: Run, matrix: str, op: str
+) -> None:
+    folder = writable("tiny_tp8")
+    _first_scales(folder, 253, matrix)
+    done = run(folder, "--chunk", 1)
+    assert done.code == 4
+    assert "scale byte above 252 in expert" in done.err
+    assert op in done.err
 
 
 def test_a_shard_changed_after_sharding_is_refused(
