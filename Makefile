@@ -8,7 +8,7 @@ KERNEL_SOURCES := $(shell find kernels_common kernels_cpu -type f \( -name '*.[c
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test check venv build gen gen-check fmt lint type compile-gpu sizes clean requirements
+.PHONY: help demo test check venv build gen gen-check fmt lint type proofs prove compile-gpu sizes clean requirements
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -26,11 +26,13 @@ venv: $(VENV)/dev.stamp ## make the virtual environment with the development too
 build: $(VENV)/demo.stamp ## compile the CPU interpreter again after a change of C sources
 	$(BIN)/pip install --quiet --no-deps --editable .
 
-gen: $(VENV)/dev.stamp ## write the files that the op table generates
+gen: $(VENV)/dev.stamp ## write the files that the op table and the rules generate
 	$(BIN)/python -m k3tool.isa.genheader
+	$(BIN)/python -m k3tool.compiler.statements
 
-gen-check: $(VENV)/dev.stamp ## fail if a generated file is not what the op table gives
+gen-check: $(VENV)/dev.stamp ## fail if a generated file is not what the op table and the rules give
 	$(BIN)/python -m k3tool.isa.genheader --check
+	$(BIN)/python -m k3tool.compiler.statements --check
 
 fmt: $(VENV)/dev.stamp ## format
 	$(BIN)/ruff format $(PY_SOURCES)
@@ -40,6 +42,13 @@ lint: $(VENV)/dev.stamp ## ruff
 
 type: $(VENV)/dev.stamp ## mypy, strict
 	$(BIN)/mypy
+
+proofs: $(VENV)/dev.stamp ## have Coq check every theorem and compare with the committed stamp (apt: coq)
+	$(BIN)/python -m k3tool.compiler.prove
+
+prove: $(VENV)/dev.stamp ## after a change of rules or proofs: the same, and write the stamp
+	$(BIN)/python -m k3tool.compiler.statements
+	$(BIN)/python -m k3tool.compiler.prove --write
 
 compile-gpu: $(VENV)/demo.stamp ## compile the op bodies for sm_90a, gfx950 and gfx942 (nvcc or NVRTC; clang-22, lld-22)
 	$(BIN)/python -m k3tool.runtime.compile_gpu
