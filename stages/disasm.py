@@ -1,15 +1,17 @@
 """`k3tool disasm`: a stream or a plan, one instruction a line."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import click
 
 from k3tool.artifact import open_artifact
 from k3tool.compiler.plan import Plan, load_plan
+from k3tool.compiler.proved import save_proved_plan
 from k3tool.errors import ArtifactError, UsageError
 from k3tool.isa import disasm
+from k3tool.isa.assemble import assemble
 from k3tool.isa.stream import Isa, Stream, load_isa
 from stages import options as common
 
@@ -23,6 +25,8 @@ class Options:
     rank: int = 0
     rows: tuple[int | None, int | None] | None = None
     workgroup: int | None = None
+    listing: Path | None = None  # to assemble instead of printing
+    output: Path | None = None
 
 
 def run(options: Options) -> Iterator[str]:
@@ -32,7 +36,11 @@ def run(options: Options) -> Iterator[str]:
     """
     with open_artifact(options.file) as file:
         kind = file.kind
-    if kind == "plan":
+    if (options.listing is None) != (options.output is None):
+        raise UsageError("--assemble, -o", got="one of them", need="both or neither")
+    if options.listing is not None and options.output is not None:
+        yield _assembled(options.file, options.listing, options.output)
+    elif kind == "plan":
         if options.workgroup is not None or options.rank:
             need = "an isa.h5: a plan has neither ranks nor queues"
             raise UsageError("--rank, --workgroup", got="a plan", need=need)
@@ -41,6 +49,28 @@ def run(options: Options) -> Iterator[str]:
         yield from _isa_lines(load_isa(options.file), options)
     else:
         raise ArtifactError(str(options.file), got=f"kind {kind}", need="kind isa or plan")
+
+
+def _assembled(file: Path, listing: Path, output: Path) -> str:
+    """Write a plan with the packets of a listing; return a line that says so."""
+    plan = load_plan(file)
+    try:
+        text = listing.read_text()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ArtifactError(str(listing), got=str(error), need="a listing") from None
+    found = assemble(text.splitlines(), str(listing))
+    if sorted(found) != sorted(plan.phases):
+        got, need = ", ".join(found), " and ".join(plan.phases)
+        raise ArtifactError(str(listing), got=got, need=f"{need}, whole")
+    phases = {}
+    for name, phase in plan.phases.items():
+        packets, waits = found[name]
+        if len(packets) != len(phase.packets):
+            got, need = f"{len(packets)} packets of {name}", f"{len(phase.packets)}, as {file} has"
+            raise ArtifactError(str(listing), got=got, need=need)
+        phases[name] = replace(phase, packets=packets, waits=waits)
+    saved = save_proved_plan(replace(plan, phases=phases), output)
+    return f"plan {output}: digest {saved.digest}"
 
 
 def _phases(names: list[str], options: Options) -> list[str]:
@@ -63,7 +93,7 @@ def _plan_lines(plan: Plan, options: Options) -> Iterator[str]:
         phase = plan.phases[name]
         rows = _rows(options, len(phase.packets))
         yield f"; {name}: {len(phase.packets)} packets, {phase.max_tokens} tokens, TP {plan.tp}"
-        yield from disasm.lines(disasm.of_plan(phase), plan.tensors, rows.start, rows.stop)
+        yield from disasm.lines(disasm.of_plan(phase, plan.tp), plan.tensors, rows.start, rows.stop)
 
 
 def _isa_lines(isa: Isa, options: Options) -> Iterator[str]:
@@ -116,12 +146,18 @@ def _parse_range(
 @click.option("--rank", type=click.IntRange(min=0), default=0, show_default=True, help="Whose.")
 @click.option("--range", "rows", callback=_parse_range, metavar="A:B", help="Instructions A to B.")
 @click.option("--workgroup", type=click.IntRange(min=0), help="The queue of one workgroup.")
+@click.option(
+    "--assemble", "listing", type=common.PATH, metavar="TEXT", help="Read a plan's listing back."
+)
+@common.output("the plan that --assemble makes", required=False)
 def command(
     file: Path,
     phase: str | None,
     rank: int,
     rows: tuple[int | None, int | None] | None,
     workgroup: int | None,
+    listing: Path | None,
+    output: Path | None,
 ) -> None:
     """Print a stream (isa.h5) or a plan as a person reads it, one instruction a line.
 
@@ -132,6 +168,14 @@ def command(
     Example:
       k3tool disasm isa.h5 --phase decode --range 0:20
       k3tool disasm isa.h5 --rank 3 --workgroup 0
+
+    --assemble is the inverse: FILE's packets are replaced by those of an (edited) listing of all of
+    it, and the plan is written if it passes its checks.
+
+    \b
+    Example:
+      k3tool disasm plan.h5 > plan.txt
+      k3tool disasm plan.h5 --assemble plan.txt -o edited.h5
     """
-    for line in run(Options(file, phase, rank, rows, workgroup)):
+    for line in run(Options(file, phase, rank, rows, workgroup, listing, output)):
         click.echo(line)

@@ -21,19 +21,31 @@ _FLAGS = {PACKET_DIGEST: "digest", PACKET_REARM: "rearm"}
 
 @dataclass(frozen=True, slots=True)
 class Listing:
-    """What there is to print of one phase: rows with record fields, waits and slices per row."""
+    """What there is to print of one phase: rows with record fields, waits and slices per row.
+
+    `usual_arrivals` are a plan's thresholds as its slices make them; one that differs is shown, as
+    is a grain that is not its op's. None for a stream, which has neither.
+    """
 
     rows: Columns
     n_slices: Columns
     waits: Sequence[Columns]
     signals: Columns
+    usual_arrivals: Columns | None = None
 
 
-def of_plan(phase: Phase) -> Listing:
+def of_plan(phase: Phase, n_ranks: int) -> Listing:
     """Return the listing of a plan's phase; per-rank parameters are strides."""
     packets = phase.packets
     waits = [phase.waits_of(index) for index in range(len(packets))]
-    return Listing(packets, packets["n_slices"], waits, packets["counter"])
+    usual = usual_arrivals(packets, n_ranks)
+    return Listing(packets, packets["n_slices"], waits, packets["counter"], usual)
+
+
+def usual_arrivals(packets: Columns, n_ranks: int) -> Columns:
+    """Return the arrivals that packets' slices make at their counters, at gates of all ranks."""
+    ranks = np.where(packets["counter"] & GATE, n_ranks, 1)
+    return packets["n_slices"].astype(np.int64) * ranks
 
 
 def of_stream(stream: Stream, rank: int) -> Listing:
@@ -98,7 +110,19 @@ def _tail(listing: Listing, index: int) -> str:
     )
     flags = [name for bit, name in _FLAGS.items() if int(listing.rows["flags"][index]) & bit]
     shown = f" flags={'+'.join(flags)}" if flags else ""
-    return f" wait=[{waits}] signal={counter_text(int(listing.signals[index]))}{shown}"
+    signal = f" signal={counter_text(int(listing.signals[index]))}"
+    return f" wait=[{waits}]{signal}{shown}{_unusual(listing, index)}"
+
+
+def _unusual(listing: Listing, index: int) -> str:
+    if listing.usual_arrivals is None:
+        return ""
+    row = listing.rows[index]
+    spec = spec_of(int(row["op"]))
+    assert spec is not None
+    grain = "" if row["grain"] == spec.grain else f" grain={row['grain']}"
+    usual = row["threshold"] == listing.usual_arrivals[index]
+    return grain + ("" if usual else f" arrivals={row['threshold']}")
 
 
 def counter_text(counter: int) -> str:
@@ -107,7 +131,11 @@ def counter_text(counter: int) -> str:
 
 
 def param_text(param: Param, word: int) -> str:
-    """Return a parameter word as its kind says: the shortest decimal that gives an f32 back."""
-    if param.kind == "f32":
-        return str(np.uint32(word).view(np.float32))
-    return str(word)
+    """Return a parameter word as its kind says: the shortest decimal that gives an f32 back.
+
+    A NaN, which no decimal gives back, is shown as its bits.
+    """
+    if param.kind != "f32":
+        return str(word)
+    value = np.uint32(word).view(np.float32)
+    return f"{word:#010x}" if np.isnan(value) else str(value)

@@ -50,7 +50,11 @@ def test_a_plan_and_its_stream_list_the_same_but_for_per_rank_parameters() -> No
     plan = plans.plan()
     isa = emit(plan, "cpu")
     phase, stream = plan.phases["decode"], isa.streams["decode"]
-    planned = list(lines(of_plan(phase), plan.tensors, 0, 8))
+    # A stream has no grain: its slices are cut. The hand-written plan's differs from its ops'.
+    planned = [
+        line.removesuffix(" grain=1")
+        for line in lines(of_plan(phase, plan.tp), plan.tensors, 0, 8)
+    ]
     assert list(lines(of_stream(stream, 1), isa.tensors, 0, 8)) == planned
     first = list(lines(of_stream(stream, 0), isa.tensors, 0, 8))
     assert [a == b for a, b in zip(first, planned, strict=True)] == [True] * 6 + [False, True]
