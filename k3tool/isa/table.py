@@ -17,6 +17,8 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import Literal
 
+from k3tool.isa import scratch
+
 ISA_VERSION = 1
 RECORD_WORDS = 16
 N_HANDLES = 12
@@ -248,96 +250,6 @@ def _params(text: str) -> tuple[Param, ...]:
     return tuple(rows)
 
 
-def _none(p: Mapping[str, int], t: int) -> int:
-    return 0
-
-
-def _even_odd(k: int, t: int) -> int:
-    """Floats for ``t`` rows of ``k`` activations split into odd and even halves, padded to a lane chunk."""
-    return t * ((k + 127) // 128 * 128) + 64
-
-
-def _gemv(p: Mapping[str, int], t: int) -> int:
-    return _even_odd(p["K"], t)
-
-
-def _norm_gemv(p: Mapping[str, int], t: int) -> int:
-    return t * p["K"] + 64 + _even_odd(p["K"], t)
-
-
-def _glu(p: Mapping[str, int], t: int) -> int:
-    return 2 * t * 64 + 64 + _even_odd(p["K"], t)
-
-
-def _attn_res(p: Mapping[str, int], t: int) -> int:
-    return 3 * p["width"] + 2 * p["n_blocks"] + 64
-
-
-def _part(p: Mapping[str, int], t: int) -> int:
-    return p["width"] + p["n_blocks"] + 64
-
-
-def _parts(p: Mapping[str, int], t: int) -> int:
-    return p["unit_cols"] + p["n_blocks"] + 64
-
-
-def _mix_linears(p: Mapping[str, int], t: int) -> int:
-    return (t + 1) * p["K"] + 64 + _even_odd(p["K"], t)
-
-
-def _situ_gemv(p: Mapping[str, int], t: int) -> int:
-    return t * p["K"] + 64 + _even_odd(p["K"], t)
-
-
-def _head(p: Mapping[str, int], t: int) -> int:
-    return 8 * p["unit_cols"] + 64
-
-
-def _kda_heads(p: Mapping[str, int], t: int) -> int:
-    return 10 * p["unit_cols"] + 64 + _even_odd(p["rank"], t)
-
-
-def _qlat(p: Mapping[str, int], t: int) -> int:
-    return p["nope"] + p["latent"] + 64
-
-
-def _attend(p: Mapping[str, int], t: int) -> int:
-    return p["page_tokens"] + 4 * (p["latent"] + p["rope"]) + 64
-
-
-def _uv(p: Mapping[str, int], t: int) -> int:
-    return t * 64 + 64 + _even_odd(p["latent"], t)
-
-
-def _mla_heads(p: Mapping[str, int], t: int) -> int:
-    return p["page_tokens"] + 4 * (p["latent"] + p["rope"]) + 64 + _even_odd(p["latent"], 1)
-
-
-def _router(p: Mapping[str, int], t: int) -> int:
-    return 3 * p["n_experts"] + 4 * p["top_k"] + 64
-
-
-def _moe_up(p: Mapping[str, int], t: int) -> int:
-    return 4 * 64 + 64 + _even_odd(p["K"], 1)
-
-
-def _moe_down(p: Mapping[str, int], t: int) -> int:
-    return 16 * 64 + 64 + _even_odd(p["K"], p["top_k"])
-
-
-def _glu_topk(p: Mapping[str, int], t: int) -> int:
-    return _topk(p, t) + _moe_up(p, t)
-
-
-def _down_topk(p: Mapping[str, int], t: int) -> int:
-    return _topk(p, t) + _moe_down(p, t)
-
-
-def _topk(p: Mapping[str, int], t: int) -> int:
-    """Floats for a step's routes, then one token's scores."""
-    return 2 * t * p["top_k"] + 3 * p["n_experts"] + p["top_k"] + 64
-
-
 def _row(
     op: Op,
     operands: str,
@@ -358,7 +270,7 @@ def _mix_linears_row(op: Op, n: int, rows: str) -> OpSpec:
         op,
         f"prefix part weight:res_norm weight:res_proj weight:norm {_run('weight:w', n)} {_run('out:y', n)}",
         f"K:u32:elements eps:f32:1 norm_eps:f32:1 {rows}",
-        "row", 8, "weight", _mix_linears,
+        "row", 8, "weight", scratch.mix_linears,
         "y_i[t,r] = rule3(w_i[r], rmsnorm(mix of prefix and the block part (numerics, AttnRes); norm, norm_eps))",
     )
 
@@ -366,59 +278,59 @@ def _mix_linears_row(op: Op, n: int, rows: str) -> OpSpec:
 # fmt: off
 _ROWS: tuple[OpSpec, ...] = (
     #    op                    operands                                             params                                          unit      grain placement     scratch     formula
-    _row(Op.NOP,               "out:y",                                             "",                                             "step",    1, "replicated", _none,      "nothing"),
-    _row(Op.PART,              "group out:y",                                       "index:u32:1",                                  "step",    1, "follow",     _none,      "value index of a group: a name in the graph, no instruction", targets=()),
-    _row(Op.EMBED_BF16,        "weight:table out:y",                                "vocab:u32:rows",                               "column", 16, "replicated", _none,      "y[t] = table[token_id[t]]: a move"),
-    _row(Op.GEMV_BF16,         "x weight:w out:y",                                  "K:u32:elements head_only:u32:flag",            "row",     8, "weight",     _gemv,      "y[t,r] = rule3(w[r], x[t]); head_only: tokens from head_from on"),
-    _row(Op.GEMV_BF16_BLOCKS,  "x weight:w out:y",                                  "K:u32:elements n_blocks:u32:blocks",           "row",     8, "partial",    _gemv,      "y[t,r] = tree(rule3 of each of this rank's n_blocks blocks of row r)"),
-    _row(Op.NORM_GEMV_BF16,    "x weight:norm weight:w out:y",                      "K:u32:elements eps:f32:1 head_only:u32:flag",  "row",     8, "weight",     _norm_gemv, "y[t,r] = rule3(w[r], rmsnorm(x[t]; norm, eps))"),
-    _row(Op.GLU_BF16,          "x weight:gate weight:up out:y",                     "K:u32:elements beta:f32:1 linear_beta:f32:1",  "row",     8, "weight",     _glu,       "y[t,r] = situ(rule3(gate[r], x[t]), rule3(up[r], x[t]))"),
+    _row(Op.NOP,               "out:y",                                             "",                                             "step",    1, "replicated", scratch.none,      "nothing"),
+    _row(Op.PART,              "group out:y",                                       "index:u32:1",                                  "step",    1, "follow",     scratch.none,      "value index of a group: a name in the graph, no instruction", targets=()),
+    _row(Op.EMBED_BF16,        "weight:table out:y",                                "vocab:u32:rows",                               "column", 16, "replicated", scratch.none,      "y[t] = table[token_id[t]]: a move"),
+    _row(Op.GEMV_BF16,         "x weight:w out:y",                                  "K:u32:elements head_only:u32:flag",            "row",     8, "weight",     scratch.gemv,      "y[t,r] = rule3(w[r], x[t]); head_only: tokens from head_from on"),
+    _row(Op.GEMV_BF16_BLOCKS,  "x weight:w out:y",                                  "K:u32:elements n_blocks:u32:blocks",           "row",     8, "partial",    scratch.gemv,      "y[t,r] = tree(rule3 of each of this rank's n_blocks blocks of row r)"),
+    _row(Op.NORM_GEMV_BF16,    "x weight:norm weight:w out:y",                      "K:u32:elements eps:f32:1 head_only:u32:flag",  "row",     8, "weight",     scratch.norm_gemv, "y[t,r] = rule3(w[r], rmsnorm(x[t]; norm, eps))"),
+    _row(Op.GLU_BF16,          "x weight:gate weight:up out:y",                     "K:u32:elements beta:f32:1 linear_beta:f32:1",  "row",     8, "weight",     scratch.glu,       "y[t,r] = situ(rule3(gate[r], x[t]), rule3(up[r], x[t]))"),
     _mix_linears_row(Op.MIX_LINEARS_3, 3, "rows01:u32:rows rows2:u32:rows"),
     _mix_linears_row(Op.MIX_LINEARS_4, 4, "rows01:u32:rows rows23:u32:rows"),
     _mix_linears_row(Op.MIX_LINEARS_6, 6, "rows01:u32:rows rows23:u32:rows rows45:u32:rows"),
-    _row(Op.SITU_GEMV_BLOCKS,  "gate up weight:w out:y",                            "K:u32:elements n_blocks:u32:blocks beta:f32:1 linear_beta:f32:1", "row", 8, "partial", _situ_gemv, "y = gemv_blocks(situ(gate, up); w)"),
-    _row(Op.RMSNORM,           "x weight:norm out:y",                               "eps:f32:1",                                    "token",   1, "follow",     _none,      "y = (x * (1 / sqrt(ss / width + eps))) * norm"),
-    _row(Op.ATTN_RES,          "prefix blocks weight:res_norm weight:res_proj out:y", "n_blocks:u32:blocks eps:f32:1",              "token",   1, "follow",     _attn_res,  "y = softmax-weighted mix of n_blocks finished blocks and the prefix (numerics, AttnRes)"),
-    _row(Op.ATTN_RES_NORM,     "prefix blocks weight:res_norm weight:res_proj weight:norm out:y", "n_blocks:u32:blocks eps:f32:1 norm_eps:f32:1", "token", 1, "follow", _attn_res, "y = rmsnorm(attn_res(prefix, blocks); norm, norm_eps)"),
-    _row(Op.BLOCK_PUSH,        "prefix inout:blocks",                               "index:u32:blocks",                             "column", 16, "follow",     _none,      "blocks[index] = prefix: a move"),
-    _row(Op.ADD,               "a b out:y",                                         "",                                             "column", 16, "follow",     _none,      "y = a + b"),
-    _row(Op.MUL,               "a b out:y",                                         "",                                             "column", 16, "follow",     _none,      "y = a * b"),
-    _row(Op.SIGMOID,           "x out:y",                                           "",                                             "column", 16, "follow",     _none,      "y = 1 / (1 + exp(-x))"),
-    _row(Op.SILU,              "x out:y",                                           "",                                             "column", 16, "follow",     _none,      "y = x * sigmoid(x)"),
-    _row(Op.SOFTCAP,           "x out:y",                                           "beta:f32:1",                                   "column", 16, "follow",     _none,      "y = beta * tanh(x / beta)"),
-    _row(Op.SITU,              "gate up out:y",                                     "beta:f32:1 linear_beta:f32:1",                 "column", 16, "follow",     _none,      "y = (softcap(gate; beta) * sigmoid(gate)) * softcap(up; linear_beta)"),
-    _row(Op.L2NORM,            "x out:y",                                           "eps:f32:1",                                    "head",    1, "follow",     _head,      "y = x * (1 / sqrt(sum x^2 + eps)) per head of unit_cols"),
-    _row(Op.SCALE,             "x out:y",                                           "factor:f32:1",                                 "column", 16, "follow",     _none,      "y = x * factor"),
-    _row(Op.HEAD_RMSNORM,      "x weight:norm out:y",                               "eps:f32:1",                                    "head",    1, "follow",     _head,      "y = (x * (1 / sqrt(ss / unit_cols + eps))) * norm per head"),
-    _row(Op.ATTN_PART,         "blocks weight:res_norm weight:res_proj out:y",      "n_blocks:u32:blocks eps:f32:1",                "token",   1, "follow",     _part,      "y = [o_B | m_B | s_B | 0 ...]: the finished blocks' part of attn_res (numerics, AttnRes)"),
-    _row(Op.ATTN_PARTS_8,      f"blocks {_run('weight:res_norm weight:res_proj', 8)} {_run('out:y', 8)}", "n_blocks:u32:blocks eps:f32:1", "member", 1, "follow", _parts,  "y_i = attn_part(blocks; res_norm_i, res_proj_i)"),
-    _row(Op.SHORT_CONV,        "x weight:conv state:taps out:y",                    "",                                             "channel", 16, "follow",    _none,      "y[t] = w0 x[t-3], then fma w1 x[t-2], w2 x[t-1], w3 x[t]; taps keep the last three x per slot"),
-    _row(Op.CONV_SILU,         "x weight:conv state:taps out:y",                    "",                                             "channel", 16, "follow",    _none,      "y = silu(short_conv(x))"),
-    _row(Op.KDA_DECAY,         "f weight:a_log weight:dt_bias out:y",               "lower_bound:f32:1",                            "head",    1, "follow",     _none,      "y = exp(lower_bound * sigmoid(exp(a_log[h]) * (f + dt_bias)))"),
-    _row(Op.KDA_STEP,          "q k v decay beta state:s out:y",                    "",                                             "head",    1, "follow",     _head,      "S = decay_i S; u = v - k.S; S = fma(k, beta u, S); y = q.S, in time order"),
-    _row(Op.KDA_CORE,          "q k v f b weight:a_log weight:dt_bias state:s out:y", "l2_eps:f32:1 q_scale:f32:1 lower_bound:f32:1", "head",  1, "follow",     _head,      "kda_step(scale(l2norm(q)), l2norm(k), v, kda_decay(f), sigmoid(b))"),
-    _row(Op.KDA_GATED_NORM,    "o weight:norm gate out:y",                          "eps:f32:1",                                    "head",    1, "follow",     _head,      "y = head_rmsnorm(o; norm, eps) * sigmoid(gate)"),
-    _row(Op.KDA_HEADS,         "q +k +v +f +b +gate weight:conv_q +weight:conv_k +weight:conv_v +weight:f_b +weight:a_log +weight:dt_bias +weight:o_norm state:taps_q +state:taps_k +state:taps_v +state:s out:y", "l2_eps:f32:1 q_scale:f32:1 lower_bound:f32:1 eps:f32:1 rank:u32:elements", "head", 1, "follow", _kda_heads, "kda_gated_norm(kda_core(conv_silu(q), conv_silu(k), conv_silu(v), gemv(f; f_b), b), gate)"),
-    _row(Op.MLA_QLAT,          "q weight:kv_b out:y",                               "nope:u32:elements rope:u32:elements latent:u32:elements v:u32:elements", "head", 1, "follow", _qlat, "y[h] = [rule3 over nope of W_UK[h]^T q_nope | q_rope]"),
-    _row(Op.MLA_CACHE,         "x weight:norm state:cache",                         "latent:u32:elements rope:u32:elements eps:f32:1", "token", 1, "replicated", _none,     "cache[slot, position] = [rmsnorm(latent; norm, eps) | shared key]"),
-    _row(Op.MLA_ATTEND,        "q state:cache out:y",                               "latent:u32:elements rope:u32:elements scale:f32:1 page_tokens:u32:tokens", "head", 1, "follow", _attend, "y[h] = softmax(q.cache * scale) over positions <= own, by pages, times latent"),
-    _row(Op.MLA_UV,            "ctx weight:kv_b out:y",                             "nope:u32:elements v:u32:elements latent:u32:elements", "row", 8, "follow",  _uv,         "y[t,h*v+i] = rule3(W_UV[h][i], ctx[t,h])"),
-    _row(Op.MLA_OUT_GATE,      "o gate out:y",                                      "",                                             "column", 16, "follow",     _none,      "y = o * sigmoid(gate)"),
-    _row(Op.MLA_UV_GATE,       "ctx weight:kv_b gate out:y",                        "nope:u32:elements v:u32:elements latent:u32:elements", "row", 8, "follow",  _uv,         "y = mla_uv(ctx) * sigmoid(gate)"),
-    _row(Op.MLA_HEADS,         "q weight:kv_b state:cache gate out:y",              "nope:u32:elements rope:u32:elements latent:u32:elements v:u32:elements scale:f32:1 page_tokens:u32:tokens", "head", 1, "follow", _mla_heads, "mla_uv_gate(mla_attend(mla_qlat(q), cache), gate)"),
-    _row(Op.ROUTER_TOPK,       "logits weight:bias out:y",                          "n_experts:u32:experts top_k:u32:experts scale:f32:1", "token", 1, "replicated", _router, "top_k of sigmoid + bias, ids ascending; w = s / (sum s + 1e-20) * scale"),
-    _row(Op.MOE_UP_MXFP4,      "z route weight:w out:y",                            "K:u32:elements top_k:u32:experts",             "row",     8, "weight",     _moe_up,    "y[t,s,r] = rule3(w[expert s][r], z[t])"),
-    _row(Op.MOE_GLU_MXFP4,     "z route weight:w1 weight:w3 out:y",                 "K:u32:elements top_k:u32:experts beta:f32:1 linear_beta:f32:1", "row", 8, "weight", _moe_up, "y[t,s,r] = situ(rule3(w1[expert s][r], z[t]), rule3(w3[expert s][r], z[t]))"),
-    _row(Op.MOE_DOWN_MXFP4,    "x route weight:w2 out:y",                           "K:u32:elements top_k:u32:experts n_blocks:u32:blocks", "row", 8, "partial", _moe_down,   "y[t,r] = tree over blocks of sum over experts ascending of w_e * rule3(block of w2[e][r], x[t,s])"),
-    _row(Op.MOE_GLU_TOPK,      "z scores weight:bias weight:w1 weight:w3 out:y",    "K:u32:elements top_k:u32:experts beta:f32:1 linear_beta:f32:1 n_experts:u32:experts", "row", 8, "weight", _glu_topk, "y = moe_glu(z, router_topk(scores))"),
-    _row(Op.MOE_DOWN_TOPK,     "x scores weight:bias weight:w2 out:y",              "K:u32:elements top_k:u32:experts n_blocks:u32:blocks scale:f32:1 n_experts:u32:experts", "row", 8, "partial", _down_topk, "y = moe_down(x, router_topk(scores))"),
-    _row(Op.ARGMAX,            "logits out:y",                                      "vocab_base:u32_per_rank:rows vocab:u32:rows",  "step",    1, "partial",    _none,      "y[t] = (best, lowest index, second best) of this rank's logits"),
-    _row(Op.ARGMAX_FOLD,       "peer:x out:y",                                      "",                                             "step",    1, "replicated", _none,      "y[t] = (best, lowest index, second best) over all ranks"),
-    _row(Op.ALL_REDUCE,        "peer:x out:y",                                      "",                                             "column", 16, "replicated", _none,      "y = tree of the ranks' x"),
-    _row(Op.ALL_REDUCE_ADD,    "residual peer:x out:y",                             "",                                             "column", 16, "replicated", _none,      "y = residual + all_reduce(x)"),
-    _row(Op.ALL_GATHER,        "peer:x out:y",                                      "shard_cols:u32:columns",                       "column", 16, "replicated", _none,      "y = the ranks' x side by side"),
-    _row(Op.REDUCE_GATHER,     "peer:up peer:x out:y",                              "shard_cols:u32:columns",                       "column", 16, "replicated", _none,      "y = all_gather(up) + all_reduce(x)"),
-    _row(Op.REDUCE_GATHER_ADD, "residual peer:up peer:x out:y",                     "shard_cols:u32:columns",                       "column", 16, "replicated", _none,      "y = residual + (all_gather(up) + all_reduce(x))"),
+    _row(Op.SITU_GEMV_BLOCKS,  "gate up weight:w out:y",                            "K:u32:elements n_blocks:u32:blocks beta:f32:1 linear_beta:f32:1", "row", 8, "partial", scratch.situ_gemv, "y = gemv_blocks(situ(gate, up); w)"),
+    _row(Op.RMSNORM,           "x weight:norm out:y",                               "eps:f32:1",                                    "token",   1, "follow",     scratch.none,      "y = (x * (1 / sqrt(ss / width + eps))) * norm"),
+    _row(Op.ATTN_RES,          "prefix blocks weight:res_norm weight:res_proj out:y", "n_blocks:u32:blocks eps:f32:1",              "token",   1, "follow",     scratch.attn_res,  "y = softmax-weighted mix of n_blocks finished blocks and the prefix (numerics, AttnRes)"),
+    _row(Op.ATTN_RES_NORM,     "prefix blocks weight:res_norm weight:res_proj weight:norm out:y", "n_blocks:u32:blocks eps:f32:1 norm_eps:f32:1", "token", 1, "follow", scratch.attn_res, "y = rmsnorm(attn_res(prefix, blocks); norm, norm_eps)"),
+    _row(Op.BLOCK_PUSH,        "prefix inout:blocks",                               "index:u32:blocks",                             "column", 16, "follow",     scratch.none,      "blocks[index] = prefix: a move"),
+    _row(Op.ADD,               "a b out:y",                                         "",                                             "column", 16, "follow",     scratch.none,      "y = a + b"),
+    _row(Op.MUL,               "a b out:y",                                         "",                                             "column", 16, "follow",     scratch.none,      "y = a * b"),
+    _row(Op.SIGMOID,           "x out:y",                                           "",                                             "column", 16, "follow",     scratch.none,      "y = 1 / (1 + exp(-x))"),
+    _row(Op.SILU,              "x out:y",                                           "",                                             "column", 16, "follow",     scratch.none,      "y = x * sigmoid(x)"),
+    _row(Op.SOFTCAP,           "x out:y",                                           "beta:f32:1",                                   "column", 16, "follow",     scratch.none,      "y = beta * tanh(x / beta)"),
+    _row(Op.SITU,              "gate up out:y",                                     "beta:f32:1 linear_beta:f32:1",                 "column", 16, "follow",     scratch.none,      "y = (softcap(gate; beta) * sigmoid(gate)) * softcap(up; linear_beta)"),
+    _row(Op.L2NORM,            "x out:y",                                           "eps:f32:1",                                    "head",    1, "follow",     scratch.head,      "y = x * (1 / sqrt(sum x^2 + eps)) per head of unit_cols"),
+    _row(Op.SCALE,             "x out:y",                                           "factor:f32:1",                                 "column", 16, "follow",     scratch.none,      "y = x * factor"),
+    _row(Op.HEAD_RMSNORM,      "x weight:norm out:y",                               "eps:f32:1",                                    "head",    1, "follow",     scratch.head,      "y = (x * (1 / sqrt(ss / unit_cols + eps))) * norm per head"),
+    _row(Op.ATTN_PART,         "blocks weight:res_norm weight:res_proj out:y",      "n_blocks:u32:blocks eps:f32:1",                "token",   1, "follow",     scratch.part,      "y = [o_B | m_B | s_B | 0 ...]: the finished blocks' part of attn_res (numerics, AttnRes)"),
+    _row(Op.ATTN_PARTS_8,      f"blocks {_run('weight:res_norm weight:res_proj', 8)} {_run('out:y', 8)}", "n_blocks:u32:blocks eps:f32:1", "member", 1, "follow", scratch.parts,  "y_i = attn_part(blocks; res_norm_i, res_proj_i)"),
+    _row(Op.SHORT_CONV,        "x weight:conv state:taps out:y",                    "",                                             "channel", 16, "follow",    scratch.none,      "y[t] = w0 x[t-3], then fma w1 x[t-2], w2 x[t-1], w3 x[t]; taps keep the last three x per slot"),
+    _row(Op.CONV_SILU,         "x weight:conv state:taps out:y",                    "",                                             "channel", 16, "follow",    scratch.none,      "y = silu(short_conv(x))"),
+    _row(Op.KDA_DECAY,         "f weight:a_log weight:dt_bias out:y",               "lower_bound:f32:1",                            "head",    1, "follow",     scratch.none,      "y = exp(lower_bound * sigmoid(exp(a_log[h]) * (f + dt_bias)))"),
+    _row(Op.KDA_STEP,          "q k v decay beta state:s out:y",                    "",                                             "head",    1, "follow",     scratch.head,      "S = decay_i S; u = v - k.S; S = fma(k, beta u, S); y = q.S, in time order"),
+    _row(Op.KDA_CORE,          "q k v f b weight:a_log weight:dt_bias state:s out:y", "l2_eps:f32:1 q_scale:f32:1 lower_bound:f32:1", "head",  1, "follow",     scratch.head,      "kda_step(scale(l2norm(q)), l2norm(k), v, kda_decay(f), sigmoid(b))"),
+    _row(Op.KDA_GATED_NORM,    "o weight:norm gate out:y",                          "eps:f32:1",                                    "head",    1, "follow",     scratch.head,      "y = head_rmsnorm(o; norm, eps) * sigmoid(gate)"),
+    _row(Op.KDA_HEADS,         "q +k +v +f +b +gate weight:conv_q +weight:conv_k +weight:conv_v +weight:f_b +weight:a_log +weight:dt_bias +weight:o_norm state:taps_q +state:taps_k +state:taps_v +state:s out:y", "l2_eps:f32:1 q_scale:f32:1 lower_bound:f32:1 eps:f32:1 rank:u32:elements", "head", 1, "follow", scratch.kda_heads, "kda_gated_norm(kda_core(conv_silu(q), conv_silu(k), conv_silu(v), gemv(f; f_b), b), gate)"),
+    _row(Op.MLA_QLAT,          "q weight:kv_b out:y",                               "nope:u32:elements rope:u32:elements latent:u32:elements v:u32:elements", "head", 1, "follow", scratch.qlat, "y[h] = [rule3 over nope of W_UK[h]^T q_nope | q_rope]"),
+    _row(Op.MLA_CACHE,         "x weight:norm state:cache",                         "latent:u32:elements rope:u32:elements eps:f32:1", "token", 1, "replicated", scratch.none,     "cache[slot, position] = [rmsnorm(latent; norm, eps) | shared key]"),
+    _row(Op.MLA_ATTEND,        "q state:cache out:y",                               "latent:u32:elements rope:u32:elements scale:f32:1 page_tokens:u32:tokens", "head", 1, "follow", scratch.attend, "y[h] = softmax(q.cache * scale) over positions <= own, by pages, times latent"),
+    _row(Op.MLA_UV,            "ctx weight:kv_b out:y",                             "nope:u32:elements v:u32:elements latent:u32:elements", "row", 8, "follow",  scratch.uv,         "y[t,h*v+i] = rule3(W_UV[h][i], ctx[t,h])"),
+    _row(Op.MLA_OUT_GATE,      "o gate out:y",                                      "",                                             "column", 16, "follow",     scratch.none,      "y = o * sigmoid(gate)"),
+    _row(Op.MLA_UV_GATE,       "ctx weight:kv_b gate out:y",                        "nope:u32:elements v:u32:elements latent:u32:elements", "row", 8, "follow",  scratch.uv,         "y = mla_uv(ctx) * sigmoid(gate)"),
+    _row(Op.MLA_HEADS,         "q weight:kv_b state:cache gate out:y",              "nope:u32:elements rope:u32:elements latent:u32:elements v:u32:elements scale:f32:1 page_tokens:u32:tokens", "head", 1, "follow", scratch.mla_heads, "mla_uv_gate(mla_attend(mla_qlat(q), cache), gate)"),
+    _row(Op.ROUTER_TOPK,       "logits weight:bias out:y",                          "n_experts:u32:experts top_k:u32:experts scale:f32:1", "token", 1, "replicated", scratch.router, "top_k of sigmoid + bias, ids ascending; w = s / (sum s + 1e-20) * scale"),
+    _row(Op.MOE_UP_MXFP4,      "z route weight:w out:y",                            "K:u32:elements top_k:u32:experts",             "row",     8, "weight",     scratch.moe_up,    "y[t,s,r] = rule3(w[expert s][r], z[t])"),
+    _row(Op.MOE_GLU_MXFP4,     "z route weight:w1 weight:w3 out:y",                 "K:u32:elements top_k:u32:experts beta:f32:1 linear_beta:f32:1", "row", 8, "weight", scratch.moe_up, "y[t,s,r] = situ(rule3(w1[expert s][r], z[t]), rule3(w3[expert s][r], z[t]))"),
+    _row(Op.MOE_DOWN_MXFP4,    "x route weight:w2 out:y",                           "K:u32:elements top_k:u32:experts n_blocks:u32:blocks", "row", 8, "partial", scratch.moe_down,   "y[t,r] = tree over blocks of sum over experts ascending of w_e * rule3(block of w2[e][r], x[t,s])"),
+    _row(Op.MOE_GLU_TOPK,      "z scores weight:bias weight:w1 weight:w3 out:y",    "K:u32:elements top_k:u32:experts beta:f32:1 linear_beta:f32:1 n_experts:u32:experts", "row", 8, "weight", scratch.glu_topk, "y = moe_glu(z, router_topk(scores))"),
+    _row(Op.MOE_DOWN_TOPK,     "x scores weight:bias weight:w2 out:y",              "K:u32:elements top_k:u32:experts n_blocks:u32:blocks scale:f32:1 n_experts:u32:experts", "row", 8, "partial", scratch.down_topk, "y = moe_down(x, router_topk(scores))"),
+    _row(Op.ARGMAX,            "logits out:y",                                      "vocab_base:u32_per_rank:rows vocab:u32:rows",  "step",    1, "partial",    scratch.none,      "y[t] = (best, lowest index, second best) of this rank's logits"),
+    _row(Op.ARGMAX_FOLD,       "peer:x out:y",                                      "",                                             "step",    1, "replicated", scratch.none,      "y[t] = (best, lowest index, second best) over all ranks"),
+    _row(Op.ALL_REDUCE,        "peer:x out:y",                                      "",                                             "column", 16, "replicated", scratch.none,      "y = tree of the ranks' x"),
+    _row(Op.ALL_REDUCE_ADD,    "residual peer:x out:y",                             "",                                             "column", 16, "replicated", scratch.none,      "y = residual + all_reduce(x)"),
+    _row(Op.ALL_GATHER,        "peer:x out:y",                                      "shard_cols:u32:columns",                       "column", 16, "replicated", scratch.none,      "y = the ranks' x side by side"),
+    _row(Op.REDUCE_GATHER,     "peer:up peer:x out:y",                              "shard_cols:u32:columns",                       "column", 16, "replicated", scratch.none,      "y = all_gather(up) + all_reduce(x)"),
+    _row(Op.REDUCE_GATHER_ADD, "residual peer:up peer:x out:y",                     "shard_cols:u32:columns",                       "column", 16, "replicated", scratch.none,      "y = residual + (all_gather(up) + all_reduce(x))"),
 )
 # fmt: on
 

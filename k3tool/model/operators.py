@@ -26,7 +26,8 @@ _MIX = f"prefix:K part:K+{PART_EXTRA} res_norm:K res_proj:1,K norm:K"
 
 # Sizes per operand, then the result's ("|" between several); "," separates axes. Capitals are
 # solved for: H heads, D head size, C channels, R rows, K the summed axis, W a width, V vocabulary,
-# E experts, S columns of one rank's shard. Small names are the node's attributes; tp is the number of ranks (1 when logical).
+# E experts, S columns of one rank's shard. Small names are the node's attributes; tp is the number
+# of ranks (1 when logical).
 # State operands are in place and are not sized here.
 SIZES: dict[Op, str] = {
     Op.NOP: "-> W",
@@ -104,12 +105,12 @@ MAX_MEMBER_ROWS = 65535  # of a group of linears: two row counts share a paramet
 _EXTRA_ATTRS: dict[Op, tuple[str, ...]] = dict.fromkeys(
     (Op.L2NORM, Op.KDA_DECAY, Op.KDA_STEP, Op.KDA_CORE, Op.KDA_HEADS), ("head_dim",)
 )
-# Collectives read a peer operand either whole from the rank that owns it or as a term of a sum.
 # Operands that live elsewhere than the rule says: a sharded op's replicated inputs and the reverse.
 _PLACES: dict[tuple[Op, str], Placement] = {
     (Op.KDA_HEADS, "f"): "replicated",
     (Op.SITU_GEMV_BLOCKS, "up"): "sharded",
 }
+# Collectives read a peer operand either whole from the rank that owns it or as a term of a sum.
 _GATHERED = {(Op.ALL_GATHER, "x"), (Op.REDUCE_GATHER, "up"), (Op.REDUCE_GATHER_ADD, "up")}
 
 

@@ -1,0 +1,118 @@
+"""Scratch that an op's body needs, in floats of a workgroup's own memory.
+
+One function for each way to use it, of the parameters ``p`` (by name, with ``n_units``, ``width``,
+``unit_cols``) and at most ``t`` tokens in a step. The op table names them row by row; a body that
+asks for more at run time is a fault.
+"""
+
+from collections.abc import Mapping
+
+
+def none(p: Mapping[str, int], t: int) -> int:
+    """Return 0: no scratch."""
+    return 0
+
+
+def _even_odd(k: int, t: int) -> int:
+    """Return floats for ``t`` rows of ``k`` values, odd and even apart, padded to a lane chunk."""
+    return t * ((k + 127) // 128 * 128) + 64
+
+
+def gemv(p: Mapping[str, int], t: int) -> int:
+    """Return floats for the step's rows."""
+    return _even_odd(p["K"], t)
+
+
+def norm_gemv(p: Mapping[str, int], t: int) -> int:
+    """Return floats for the normed rows and the leaf's."""
+    return t * p["K"] + 64 + _even_odd(p["K"], t)
+
+
+def glu(p: Mapping[str, int], t: int) -> int:
+    """Return floats for two tiles of rows and the leaf's."""
+    return 2 * t * 64 + 64 + _even_odd(p["K"], t)
+
+
+def attn_res(p: Mapping[str, int], t: int) -> int:
+    """Return floats for f, scores and a row."""
+    return 3 * p["width"] + 2 * p["n_blocks"] + 64
+
+
+def part(p: Mapping[str, int], t: int) -> int:
+    """Return floats for f and the scores."""
+    return p["width"] + p["n_blocks"] + 64
+
+
+def parts(p: Mapping[str, int], t: int) -> int:
+    """Return floats for one site's f and scores."""
+    return p["unit_cols"] + p["n_blocks"] + 64
+
+
+def mix_linears(p: Mapping[str, int], t: int) -> int:
+    """Return floats for f, the normed mixes and the leaf's."""
+    return (t + 1) * p["K"] + 64 + _even_odd(p["K"], t)
+
+
+def situ_gemv(p: Mapping[str, int], t: int) -> int:
+    """Return floats for the gated units and the leaf's."""
+    return t * p["K"] + 64 + _even_odd(p["K"], t)
+
+
+def head(p: Mapping[str, int], t: int) -> int:
+    """Return floats for a head's vectors."""
+    return 8 * p["unit_cols"] + 64
+
+
+def kda_heads(p: Mapping[str, int], t: int) -> int:
+    """Return floats for a head's vectors and the leaf's."""
+    return 10 * p["unit_cols"] + 64 + _even_odd(p["rank"], t)
+
+
+def qlat(p: Mapping[str, int], t: int) -> int:
+    """Return floats for a query."""
+    return p["nope"] + p["latent"] + 64
+
+
+def attend(p: Mapping[str, int], t: int) -> int:
+    """Return floats for a page's scores and latent sums."""
+    return p["page_tokens"] + 4 * (p["latent"] + p["rope"]) + 64
+
+
+def uv(p: Mapping[str, int], t: int) -> int:
+    """Return floats for a tile of rows and the leaf's."""
+    return t * 64 + 64 + _even_odd(p["latent"], t)
+
+
+def mla_heads(p: Mapping[str, int], t: int) -> int:
+    """Return floats for a page's scores, latent sums, query and context."""
+    return p["page_tokens"] + 4 * (p["latent"] + p["rope"]) + 64 + _even_odd(p["latent"], 1)
+
+
+def router(p: Mapping[str, int], t: int) -> int:
+    """Return floats for one token's scores and choice."""
+    return 3 * p["n_experts"] + 4 * p["top_k"] + 64
+
+
+def moe_up(p: Mapping[str, int], t: int) -> int:
+    """Return floats for tiles of rows and the leaf's."""
+    return 4 * 64 + 64 + _even_odd(p["K"], 1)
+
+
+def moe_down(p: Mapping[str, int], t: int) -> int:
+    """Return floats for tiles of block sums and the leaf's."""
+    return 16 * 64 + 64 + _even_odd(p["K"], p["top_k"])
+
+
+def glu_topk(p: Mapping[str, int], t: int) -> int:
+    """Return floats for the routes, then those of the product."""
+    return _topk(p, t) + moe_up(p, t)
+
+
+def down_topk(p: Mapping[str, int], t: int) -> int:
+    """Return floats for the routes, then those of the product."""
+    return _topk(p, t) + moe_down(p, t)
+
+
+def _topk(p: Mapping[str, int], t: int) -> int:
+    """Floats for a step's routes, then one token's scores."""
+    return 2 * t * p["top_k"] + 3 * p["n_experts"] + p["top_k"] + 64
