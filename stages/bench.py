@@ -58,6 +58,7 @@ def command() -> None:
       k3tool bench chain plan.h5
       k3tool bench simulate isa.h5 --seeds 8
       k3tool bench inspect --values
+      k3tool bench shard --folder /mnt/nvme
     """
 
 
@@ -402,3 +403,47 @@ def inspect(
     """
     opts = InspectOptions(checkpoint, values, layers, jobs, cold, fingerprint, repeats)
     show(measure_inspect(opts), strict=strict, as_json=as_json)
+
+
+# -- shard ---------------------------------------------------------------------------------------
+
+
+@command.command("shard")
+@click.option(
+    "--folder",
+    type=common.PATH,
+    default=Path(),
+    help="Folder on the disk to measure. Default: here.",
+)
+@click.option(
+    "--size", type=click.FloatRange(min=6.0), default=8.0, show_default=True, metavar="GB",
+    help="Bytes of the source, at least; the disk needs room for three times as much.",
+)  # fmt: skip
+@common.tp(default=2)
+@click.option("--jobs", type=click.IntRange(min=1), metavar="N", help="As of shard.")
+@click.option(
+    "--repeats", type=click.IntRange(min=1), default=5, show_default=True, metavar="N",
+    help="Runs of each side.",
+)  # fmt: skip
+@_strict_option()
+@common.as_json()
+def shard(
+    folder: Path,
+    size: float,
+    tp: int,
+    jobs: int | None,
+    repeats: int,
+    strict: bool,
+    as_json: bool,
+) -> None:
+    """Measure shard against cp with fsync, in bytes written a second on one disk.
+
+    A source with the release's widths is made in FOLDER and removed at the end.
+
+    \b
+    Example:
+      k3tool bench shard --folder /mnt/nvme --size 16
+    """
+    from k3tool.bench.shard import bench_shard
+
+    show(bench_shard(folder, int(size * 1e9), tp, jobs, repeats), strict=strict, as_json=as_json)

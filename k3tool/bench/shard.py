@@ -1,26 +1,26 @@
-"""Measure shard against a plain copy: bytes written a second, each synced, on one disk in one run.
+"""`bench shard`: splitting against a plain copy, in bytes written a second on one disk.
 
-The source has the release's widths, fewer layers and experts, and random bytes without holes. A
-round copies it with cp and shards it, with the source out of the page cache before each; a round's
-ratio is shard's rate over cp's. The order within a round alternates. Peak memory is that of the
-process which shards.
+The source has the release's widths, fewer layers and experts, and random bytes without holes; it is
+out of the page cache before every run. Peak memory is that of the process which shards.
 """
 
+import contextlib
 import json
 import os
 import shutil
-import statistics
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from k3tool.atomic import fsync
+from k3tool.bench.frame import BenchReport, Limit, interleave, machine_line, run_child, spread
+from k3tool.bench.inspect_headers import drop_cache
 from k3tool.checkpoint.headers import DTYPES
 from k3tool.checkpoint.index import INDEX_NAME
 from k3tool.checkpoint.safetensors_writer import SafetensorsWriter, TensorLayout
@@ -30,6 +30,9 @@ from k3tool.errors import K3Error, UsageError
 from k3tool.model.config import K3Config
 from k3tool.model.weights import Split, TensorSpec, expected_tensors, n_bytes
 
+ROOT = Path(__file__).resolve().parents[2]
+LEAST_SHARE = 0.8
+MOST_MEMORY_GB = 1.2
 BLOCK_BYTES = 8 << 20
 EXPERT_BYTES = 17_547_264  # of one routed expert at the release's widths
 LAYERS = 3  # dense with KDA, then experts with KDA, then experts with MLA
@@ -56,70 +59,49 @@ _WIDTHS = Preset(
 )  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True)
-class Round:
-    """One copy and one shard: bytes written and seconds of each."""
-
-    copy_bytes: int
-    copy_s: float
-    shard_bytes: int
-    shard_s: float
-
-    @property
-    def ratio(self) -> float:
-        """Return shard's rate over the copy's."""
-        return (self.shard_bytes / self.shard_s) / (self.copy_bytes / self.copy_s)
-
-
-@dataclass(frozen=True, slots=True)
-class ShardBench:
-    """What was measured; `peak_bytes` is the largest resident size of the sharding processes."""
-
-    tp: int
-    jobs: int | None
-    source_bytes: int
-    largest_tensor_bytes: int
-    rounds: tuple[Round, ...]
-    peak_bytes: int
-
-    @property
-    def ratio(self) -> float:
-        """Return the median of the rounds' ratios."""
-        return statistics.median(round.ratio for round in self.rounds)
-
-
-def measure_shard(
-    folder: Path, size: int, tp: int = 2, rounds: int = 3, jobs: int | None = None
-) -> ShardBench:
+def bench_shard(
+    folder: Path, size: int, tp: int = 2, jobs: int | None = None, repeats: int = 5
+) -> BenchReport:
     """Measure in `folder`, whose disk is the one measured; everything written is removed again.
 
     Raises: UsageError where the folder has not the room; K3Error when a command fails.
     """
     config, raw = _config(size)
-    need = 3 * size + 4 * config.vocab_size * config.hidden_size * tp  # source, one output
+    need = 3 * size + 4 * config.vocab_size * config.hidden_size * tp  # source and one output
     if free_bytes(folder) < need:
         raise UsageError(str(folder), got=f"{free_bytes(folder)} bytes free", need=need)
-    work = Path(tempfile.mkdtemp(prefix="k3-bench-shard-", dir=folder))
+    work = Path(tempfile.mkdtemp(prefix=".bench-", dir=folder))
     try:
-        source = work / "source"
-        largest = _write_source(source, config, raw)
-        n_source = _tree_bytes(source)
-        done, peaks = [], []
-        for number in range(rounds):
-            timed: dict[str, tuple[int, float]] = {}
-            for what in ("copy", "shard") if number % 2 == 0 else ("shard", "copy"):
-                out = work / what
-                _forget(source)
-                if what == "copy":
-                    timed[what] = _timed_copy(source, out)
-                else:
-                    timed[what], peak = _timed_shard(source, out, tp, jobs)
-                    peaks.append(peak)
-                shutil.rmtree(out)
-            done.append(Round(*timed["copy"], *timed["shard"]))
-        return ShardBench(tp, jobs, n_source, largest, tuple(done), max(peaks))
+        largest = _write_source(work / "source", config, raw)
+        return _measure(_Sides(work, tp, jobs), largest, repeats)
     finally:
         shutil.rmtree(work, ignore_errors=True)
+
+
+def _measure(sides: "_Sides", largest: int, repeats: int) -> BenchReport:
+    # No run to warm up: every run starts with a cold source and ends with its bytes on the disk.
+    paired = interleave(sides.copy, sides.shard, repeats, warm_up=0)
+    n_source, n_shards = _tree_bytes(sides.source), sides.shard_bytes
+    peak = max(sides.peaks)
+    definition = [
+        "bytes written a second, until all are on the disk; the source is read from the disk;",
+        f"source {n_source / 1e9:.2f} GB of the release's widths without holes, largest tensor "
+        f"{largest / 1e9:.2f} GB;",
+        f"cp -r --reflink=never --sparse=never and fsync of each file, against shard --tp "
+        f"{sides.tp}: {n_shards / 1e9:.2f} GB",
+        machine_line(),
+    ]
+    rows = [
+        ("cp", spread(paired.first), "GB/s"),
+        ("shard", spread(paired.second), "GB/s"),
+        ("shard / cp", paired.ratio, "times"),
+        ("peak memory of shard", spread([peak / 1e9 for peak in sides.peaks]), "GB"),
+    ]
+    limits = [
+        Limit("shard / cp", paired.ratio.median, at_least=LEAST_SHARE),
+        Limit("peak memory, GB", peak / 1e9, at_most=MOST_MEMORY_GB),
+    ]
+    return BenchReport("shard", definition, rows, limits)
 
 
 # -- the source --------------------------------------------------------------------------------
@@ -172,97 +154,54 @@ def _blocks(spec: TensorSpec, size: int, generator: np.random.Generator) -> Iter
         yield (block & 127 if spec.name.endswith("weight_scale") else block).data
 
 
-# -- the two ways to write ---------------------------------------------------------------------
+# -- the two sides -----------------------------------------------------------------------------
 
 
-def _forget(folder: Path) -> None:
-    """Drop a folder's clean pages, so that both commands read from the disk."""
-    for path in folder.iterdir():
-        descriptor = os.open(path, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-            os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
-        finally:
-            os.close(descriptor)
+class _Sides:
+    """Both ways to write the source's bytes; each returns GB/s and removes what it wrote."""
+
+    def __init__(self, work: Path, tp: int, jobs: int | None) -> None:
+        self.source, self._out = work / "source", work / "out"
+        self.tp, self._jobs = tp, jobs
+        self.peaks: list[int] = []
+        self.shard_bytes = 0
+
+    def copy(self) -> float:
+        start = self._start()
+        command = ["cp", "-r", "--reflink=never", "--sparse=never"]
+        done = subprocess.run([*command, str(self.source), str(self._out)], check=False)
+        _require(done.returncode, "cp")
+        for path in (*self._out.iterdir(), self._out):
+            fsync(path)
+        return self._end(time.perf_counter() - start)
+
+    def shard(self) -> float:
+        """Run the command as a user does, its start included."""
+        self._start()
+        program = [sys.executable, "-m", "stages.cli", "shard", str(self.source)]
+        options = ["--tp", str(self.tp), "-o", str(self._out), "--json"]
+        options += [] if self._jobs is None else ["--jobs", str(self._jobs)]
+        with open(os.devnull, "wb") as nowhere, contextlib.chdir(ROOT):
+            run = run_child([*program, *options], nowhere.fileno())
+        _require(run.exit_code, "k3tool shard")
+        self.peaks.append(run.peak_bytes)
+        self.shard_bytes = _tree_bytes(self._out)
+        return self._end(run.seconds)
+
+    def _start(self) -> float:
+        drop_cache(list(self.source.iterdir()))
+        return time.perf_counter()
+
+    def _end(self, seconds: float) -> float:
+        n_bytes = _tree_bytes(self._out)
+        shutil.rmtree(self._out)
+        return n_bytes / seconds / 1e9
 
 
-def _timed_copy(source: Path, out: Path) -> tuple[int, float]:
-    start = time.monotonic()
-    command = ["cp", "-r", "--reflink=never", "--sparse=never", str(source), str(out)]
-    _require(subprocess.run(command, check=False).returncode, command)
-    for path in (*out.iterdir(), out):
-        descriptor = os.open(path, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
-    return _tree_bytes(out), time.monotonic() - start
-
-
-def _timed_shard(
-    source: Path, out: Path, tp: int, jobs: int | None
-) -> tuple[tuple[int, float], int]:
-    """Return bytes and seconds, and the process's peak resident bytes."""
-    code = (
-        "from k3tool.checkpoint.shard_writer import shard_checkpoint; "
-        f"shard_checkpoint({str(source)!r}, {tp}, {str(out)!r}, jobs={jobs})"
-    )
-    command = [sys.executable, "-c", code]
-    start = time.monotonic()
-    process = subprocess.Popen(command, cwd=Path(__file__).resolve().parents[2])
-    _, status, usage = os.wait4(process.pid, 0)
-    process.returncode = os.waitstatus_to_exitcode(status)
-    _require(process.returncode, command)
-    return (_tree_bytes(out), time.monotonic() - start), usage.ru_maxrss * 1024
-
-
-def _require(code: int, command: list[str]) -> None:
+def _require(code: int, command: str) -> None:
     if code:
-        raise K3Error(" ".join(command[:2]), got=f"exit code {code}", need="0")
+        raise K3Error(command, got=f"exit code {code}", need="0")
 
 
 def _tree_bytes(folder: Path) -> int:
     return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
-
-
-# -- report ------------------------------------------------------------------------------------
-
-
-def report_lines(bench: ShardBench) -> list[str]:
-    """Return what a person reads: definition first, then each round, then the median."""
-    copies = [r.copy_bytes / r.copy_s / 1e9 for r in bench.rounds]
-    shards = [r.shard_bytes / r.shard_s / 1e9 for r in bench.rounds]
-    ratios = [r.ratio for r in bench.rounds]
-    return [
-        "bytes written a second, synced; source read from disk each time; ratio = shard / cp",
-        f"source {bench.source_bytes / 1e9:.2f} GB, largest tensor "
-        f"{bench.largest_tensor_bytes / 1e9:.2f} GB, TP {bench.tp}, "
-        f"{bench.rounds[0].shard_bytes / 1e9:.2f} GB of shards",
-        *(
-            f"round {number}: cp {copy:.3f} GB/s, shard {shard:.3f} GB/s, ratio {ratio:.2f}"
-            for number, (copy, shard, ratio) in enumerate(
-                zip(copies, shards, ratios, strict=True), start=1
-            )
-        ),
-        f"ratio {bench.ratio:.2f} (median of {len(ratios)}; {min(ratios):.2f} to {max(ratios):.2f})",
-        f"peak memory {bench.peak_bytes / 1e9:.3f} GB",
-    ]
-
-
-def as_dict(bench: ShardBench) -> dict[str, Any]:
-    """Return the measurement as plain values for `--json`."""
-    return {
-        "tp": bench.tp,
-        "jobs": bench.jobs,
-        "source_bytes": bench.source_bytes,
-        "largest_tensor_bytes": bench.largest_tensor_bytes,
-        "rounds": [
-            {
-                "copy_bytes": r.copy_bytes, "copy_s": r.copy_s,
-                "shard_bytes": r.shard_bytes, "shard_s": r.shard_s, "ratio": r.ratio,
-            }
-            for r in bench.rounds
-        ],
-        "ratio": bench.ratio,
-        "peak_bytes": bench.peak_bytes,
-    }  # fmt: skip
