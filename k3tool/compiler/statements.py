@@ -13,6 +13,7 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NamedTuple
 
 from k3tool.compiler.rules import RULES, Rule, Term
 from k3tool.isa.table import SPECS, Op, Operand
@@ -40,6 +41,26 @@ def theorem_name(rule: Rule) -> str:
 def statement(rule: Rule) -> str:
     """Return the definition of the proposition that a rule needs proved."""
     return _Statement(rule).text()
+
+
+class Sizes(NamedTuple):
+    """What a statement assumes of sizes, as Python expressions of its numbers.
+
+    `axes[variable]` are the variable's axes where it occurs, `equal` pairs that must agree,
+    `positive` numbers that are not 0, `sorts` what each variable is.
+    """
+
+    sorts: dict[str, str]
+    axes: list[tuple[str, tuple[str, ...]]]
+    equal: list[tuple[str, str]]
+    positive: list[str]
+
+
+def sizes(rule: Rule) -> Sizes:
+    """Return the sizes at which a rule's statement says something."""
+    made = _Statement(rule)
+    made.text()
+    return Sizes(made.sorts, made.axes, made.equal, made.positive)
 
 
 def statements_file(rules: Sequence[Rule] = RULES) -> str:
@@ -75,6 +96,10 @@ def _letters(text: str) -> set[str]:
     return set(_WORD.findall(text))
 
 
+def _python(expression: str) -> str:
+    return expression.removesuffix("%nat")
+
+
 def _identifier(name: str) -> str:
     return f"{name}_" if name in _KEYWORDS else name
 
@@ -88,6 +113,9 @@ class _Statement:
     sorts: dict[str, str] = field(default_factory=dict)
     letters: list[str] = field(default_factory=list)
     premises: list[str] = field(default_factory=list)
+    axes: list[tuple[str, tuple[str, ...]]] = field(default_factory=list)
+    equal: list[tuple[str, str]] = field(default_factory=list)
+    positive: list[str] = field(default_factory=list)
     widths: dict[Term, str | None] = field(default_factory=dict)
 
     def text(self) -> str:
@@ -150,6 +178,7 @@ class _Statement:
                 self._declare(value, "F" if kinds.get(name) == "f32" else "nat")
                 if name in _letters(SIZES[term.op]):
                     self.premises.append(f"0 < {_identifier(value)}")
+                    self.positive.append(value)
         for operand, item in zip(input_operands(term.op), term.inputs, strict=True):
             axes = [] if term.op is Op.PART else [
                 self._expression(axis, number, names) for axis in _axes(term.op, operand)
@@ -158,6 +187,7 @@ class _Statement:
                 width = self._sizes(item)
                 if width is not None and axes and width != axes[0]:
                     self.premises.append(f"{width} = {axes[0]}")
+                    self.equal.append((_python(width), _python(axes[0])))
             elif item not in self.named:
                 self._variable(term.op, operand, item, axes)
         result = SIZES[term.op].split("->")[1].strip()
@@ -172,6 +202,7 @@ class _Statement:
     def _variable(self, op: Op, operand: Operand, name: str, axes: Sequence[str]) -> None:
         sort = _sort(op, operand)
         self._declare(name, sort)
+        self.axes.append((name, tuple(map(_python, axes))))
         x, sizes = _identifier(name), " ".join(axes)
         if sort == "Vec":
             self.premises.append(f"length {x} = {sizes}")
