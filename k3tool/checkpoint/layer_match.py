@@ -5,6 +5,7 @@ layer's number, and files of equal layers share one table, so the comparison is 
 pair of kind and table. It says yes or nothing: what is wrong coverage finds tensor by tensor.
 """
 
+from collections import Counter
 from typing import NamedTuple
 
 from k3tool.checkpoint.header_table import ANY_LAYER, TensorTable
@@ -34,7 +35,7 @@ class LayerMatcher:
         """Take what the layers have to be."""
         self._config = config
         self._tp = tp
-        self._specs: dict[tuple[bool, bool], dict[str, TensorSpec]] = {}
+        self._rows: dict[tuple[bool, bool], _LayerRows] = {}
         self._known: dict[tuple[int, tuple[bool, bool]], list[ModuleTotal] | None] = {}
         self._tables: list[TensorTable] = []  # keeps the ids in `_known` alive
 
@@ -43,33 +44,46 @@ class LayerMatcher:
         kind = (self._config.is_mla(layer), self._config.is_moe(layer))
         key = (id(table), kind)
         if key not in self._known:
-            self._known[key] = _totals(self._layer_specs(layer, kind), table)
+            self._known[key] = _totals(self._layer_rows(layer, kind), table)
             self._tables.append(table)
         return self._known[key]
 
-    def _layer_specs(self, layer: int, kind: tuple[bool, bool]) -> dict[str, TensorSpec]:
-        """Return a kind's specs by the name that a shared table has for them."""
-        if kind not in self._specs:
+    def _layer_rows(self, layer: int, kind: tuple[bool, bool]) -> "_LayerRows":
+        """Return what a kind's layers hold, by the names that a shared table has for it."""
+        if kind not in self._rows:
             number, any_layer = f"layers.{layer}.", f"layers.{ANY_LAYER}."
-            self._specs[kind] = {
-                spec.name.replace(number, any_layer, 1): spec
-                if self._tp is None
-                else rank_spec(spec, self._tp)
-                for spec in layer_tensors(self._config, layer)
-            }
-        return self._specs[kind]
+            rows: dict[str, int] = {}
+            row_of: dict[str, int] = {}
+            specs: list[TensorSpec] = []
+            for spec in layer_tensors(self._config, layer):
+                row = rows.setdefault(spec.row.pattern, len(rows))
+                if row == len(specs):
+                    specs.append(spec if self._tp is None else rank_spec(spec, self._tp))
+                row_of[spec.name.replace(number, any_layer, 1)] = row
+            self._rows[kind] = _LayerRows(row_of, specs)
+        return self._rows[kind]
 
 
-def _totals(specs: dict[str, TensorSpec], table: TensorTable) -> list[ModuleTotal] | None:
-    if len(specs) != len(table.names):
+class _LayerRows(NamedTuple):
+    """Each name's row of the weight table, and one spec a row: all experts of a row are alike."""
+
+    row_of: dict[str, int]
+    specs: list[TensorSpec]
+
+
+def _totals(layer: _LayerRows, table: TensorTable) -> list[ModuleTotal] | None:
+    if len(layer.row_of) != len(table.names):
         return None
-    counts: dict[str, list[int]] = {spec.row.module: [0, 0] for spec in specs.values()}
-    for name, kind in zip(table.names, table.kind_of, strict=True):
-        spec = specs.get(name)
-        dtype, shape = table.kinds[kind]
-        if spec is None or dtype_fault(spec, dtype) or shape_fault(spec, shape):
+    # Few pairs of a row and a stored kind stand for thousands of tensors.
+    pairs = Counter(zip(map(layer.row_of.get, table.names), table.kind_of, strict=True))
+    counts: dict[str, list[int]] = {spec.row.module: [0, 0] for spec in layer.specs}
+    for (row, kind), n_tensors in pairs.items():
+        if row is None:
+            return None
+        spec, (dtype, shape) = layer.specs[row], table.kinds[kind]
+        if dtype_fault(spec, dtype) or shape_fault(spec, shape):
             return None
         count = counts[spec.row.module]
-        count[0] += 1
-        count[1] += n_bytes(shape, dtype)
+        count[0] += n_tensors
+        count[1] += n_tensors * n_bytes(shape, dtype)
     return [ModuleTotal(module, *count) for module, count in counts.items()]

@@ -2,10 +2,11 @@
 
 Names come from the released index, dtypes and shapes from the weight table. The bytes of a header
 follow from them: the stock writer sorts by dtype width, then by name, has no metadata, and pads to
-8 bytes. That it is the release's own layout is known by size: first file, largest file and sum of
-all files come out as published. So experts lie in the order of their numbers read as text (0, 1,
-10, 100), six tensors of each back to back. Data are holes, which read as zeros and need no disk,
-except in layers that are to be filled. Source: k3_spec B.1.
+8 bytes. That this is the release's form is known by size: first file, largest file and sum of all
+files come out as published. Sizes do not tell the order among experts, which are equally long; by
+the stock writer it is that of their numbers read as text (0, 1, 10, 100), not the numbers' own, six
+tensors of each back to back. Data are holes, which read as zeros and need no disk, except in layers
+that are to be filled. Source: k3_spec B.1.
 """
 
 import gzip
