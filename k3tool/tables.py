@@ -18,6 +18,11 @@ def bytes_text(n_bytes: float) -> str:
     return f"{size:.{max(0, digits)}f} {_UNITS[unit]}"
 
 
+def count_text(number: int, noun: str) -> str:
+    """Return a number with its noun: 1 rank, 8 ranks."""
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
 def ranges_text(numbers: Sequence[int]) -> str:
     """Return sorted numbers as ranges: 1-2,4-6,8."""
     parts: list[list[int]] = []

@@ -2,7 +2,7 @@
  *
  * This file is the interface and the parts whose text is the same everywhere. Each target supplies the
  * functions marked K3_LEAF: kernels_cpu/leaves/ (scalar.h is the definition of the bits; avx2.h and
- * avx512.h must equal it bit for bit), later kernels_cuda/ and kernels_hip/.
+ * avx512.h must equal it bit for bit) for the CPU, simt_leaves.h here for all GPUs.
  *
  * Conventions
  *   - The first argument is the context. A CPU leaf ignores it (pass 0 in tests); a GPU leaf finds its

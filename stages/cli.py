@@ -67,7 +67,9 @@ class LazyGroup(click.Group):
             formatter.write_dl(lines or [("none", "this build has no stages")])
 
 
-@click.command(cls=LazyGroup, name="k3tool")
+@click.command(
+    cls=LazyGroup, name="k3tool", context_settings={"help_option_names": ["-h", "--help"]}
+)
 @click.version_option(__version__, prog_name="k3tool")
 @click.option("--traceback", is_flag=True, help="Show where in the code an error arose.")
 def cli(traceback: bool) -> None:

@@ -13,6 +13,7 @@ from k3tool.errors import ArtifactError, UsageError
 from k3tool.isa import disasm
 from k3tool.isa.assemble import assemble
 from k3tool.isa.stream import Isa, Stream, load_isa
+from k3tool.isa.table import ALL_PHASES
 from stages import options as common
 
 
@@ -81,17 +82,22 @@ def _phases(names: list[str], options: Options) -> list[str]:
     return [options.phase]
 
 
-def _rows(options: Options, n_rows: int) -> range:
-    first, last, step = slice(*(options.rows or (None, None))).indices(n_rows)
-    if first >= last and n_rows:
-        raise UsageError("--range", got="no instruction", need=f"a part of 0:{n_rows}")
-    return range(first, last, step)
+def _rows(options: Options, phase: str, n_rows: int) -> range:
+    """Return the instructions to print. A range is never clamped: its end may be a typing error."""
+    first, last = options.rows or (None, None)
+    first, last = first or 0, n_rows if last is None else last
+    if last > n_rows or (first >= last and n_rows):
+        need = f"a part of 0:{n_rows}, the instructions of {phase}"
+        raise UsageError("--range", got=f"{first}:{last}", need=need)
+    return range(first, last)
 
 
 def _plan_lines(plan: Plan, options: Options) -> Iterator[str]:
-    for name in _phases(list(plan.phases), options):
+    chosen = _phases(list(plan.phases), options)
+    # All choices are checked before a line is printed.
+    ranges = [_rows(options, name, len(plan.phases[name].packets)) for name in chosen]
+    for name, rows in zip(chosen, ranges, strict=True):
         phase = plan.phases[name]
-        rows = _rows(options, len(phase.packets))
         yield f"; {name}: {len(phase.packets)} packets, {phase.max_tokens} tokens, TP {plan.tp}"
         yield from disasm.lines(disasm.of_plan(phase, plan.tp), plan.tensors, rows.start, rows.stop)
 
@@ -99,19 +105,20 @@ def _plan_lines(plan: Plan, options: Options) -> Iterator[str]:
 def _isa_lines(isa: Isa, options: Options) -> Iterator[str]:
     if options.rank >= isa.tp:
         raise UsageError("--rank", got=options.rank, need=f"below {isa.tp}")
-    for name in _phases(list(isa.streams), options):
+    if options.workgroup is not None and options.workgroup >= isa.n_workgroups:
+        need = f"below {isa.n_workgroups}"
+        raise UsageError("--workgroup", got=options.workgroup, need=need)
+    chosen = _phases(list(isa.streams), options)
+    ranges = [_rows(options, name, len(isa.streams[name].queues.signals)) for name in chosen]
+    for name, rows in zip(chosen, ranges, strict=True):
         stream = isa.streams[name]
         listing = disasm.of_stream(stream, options.rank)
-        rows = _rows(options, len(listing.rows))
         yield _isa_head(stream, isa, options)
         if options.workgroup is None:
             yield from disasm.lines(listing, isa.tensors, rows.start, rows.stop)
-        elif options.workgroup < stream.n_workgroups:
+        else:
             group = options.workgroup
             yield from disasm.queue_lines(stream, listing, isa.tensors, group, rows)
-        else:
-            need = f"below {stream.n_workgroups}"
-            raise UsageError("--workgroup", got=options.workgroup, need=need)
 
 
 def _isa_head(stream: Stream, isa: Isa, options: Options) -> str:
@@ -142,7 +149,7 @@ def _parse_range(
 
 @click.command("disasm")
 @click.argument("file", type=common.PATH)
-@click.option("--phase", type=click.Choice(["decode", "prefill"]), help="Only this phase.")
+@click.option("--phase", type=click.Choice(ALL_PHASES), help="Only this phase.")
 @click.option("--rank", type=click.IntRange(min=0), default=0, show_default=True, help="Whose.")
 @click.option("--range", "rows", callback=_parse_range, metavar="A:B", help="Instructions A to B.")
 @click.option("--workgroup", type=click.IntRange(min=0), help="The queue of one workgroup.")

@@ -127,12 +127,12 @@ def command() -> None:
 
     \b
     Example:
-      k3tool verify ranks tokens.h5
+      k3tool verify ranks tokens-tp8.h5
       k3tool verify plan plan.h5
     """
 
 
-@command.command("ranks")
+@command.command("ranks", short_help="Compare ranks, and runs of any TP degree, bit by bit.")
 @click.argument("files", type=common.PATH, nargs=-1, required=True)
 @_strict()
 @common.as_json()
@@ -149,7 +149,7 @@ def ranks(files: tuple[Path, ...], strict: bool, as_json: bool) -> None:
     _report(Options("ranks", files, strict), as_json)
 
 
-@command.command("plan")
+@command.command("plan", short_help="Prove a plan and its stream on their own bytes.")
 @click.argument("files", metavar="PLAN [ISA]", type=common.PATH, nargs=-1, required=True)
 @_strict()
 @common.as_json()
@@ -169,7 +169,7 @@ def plan(files: tuple[Path, ...], strict: bool, as_json: bool) -> None:
     _report(Options("plan", files, strict), as_json)
 
 
-@command.command("coverage")
+@command.command("coverage", short_help="Every weight read, every opcode handled?")
 @click.argument("files", type=common.PATH, nargs=-1, required=True)
 @click.option(
     "--weights", type=common.PATH, help="The checkpoint or shards the plan was made from."

@@ -23,8 +23,6 @@ from k3tool.compiler.memory import (
     place_peers,
 )
 from k3tool.compiler.plan import (
-    FLAG_DIGEST,
-    FLAG_REARM,
     GATE,
     PACKET_DTYPE,
     WAIT_DTYPE,
@@ -33,6 +31,7 @@ from k3tool.compiler.plan import (
     Tensor,
     n_slices,
 )
+from k3tool.isa.columns import PACKET_DIGEST, PACKET_REARM
 from k3tool.isa.table import N_HANDLES, NO_HANDLE, SPECS, Op
 from k3tool.model.nodes import Graph, Leaf
 from k3tool.model.operators import (
@@ -128,9 +127,9 @@ class _Phase:
             # A group's values live in several places: no digest of it is equal on all ranks.
             alone = self.graph.nodes[packet.results[0]].placement if len(spec.outputs) == 1 else ""
             if alone == "replicated":
-                row["flags"] |= FLAG_DIGEST
+                row["flags"] |= PACKET_DIGEST
             if packet.op is Op.ARGMAX:
-                row["flags"] |= FLAG_REARM
+                row["flags"] |= PACKET_REARM
 
     def _local_shapes(self, packet: Packet) -> dict[str, tuple[int, ...]]:
         shapes: dict[str, tuple[int, ...]] = {}

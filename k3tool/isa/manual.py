@@ -40,7 +40,7 @@ def _op_data(spec: OpSpec) -> dict[str, Any]:
 
 def as_markdown() -> Iterator[str]:
     """Yield the lines of one table, a row per op."""
-    yield f"ISA version {table.ISA_VERSION}, hash `{table.isa_hash()[:16]}`: "
+    yield f"ISA version {table.ISA_VERSION}, hash `{table.isa_hash()[:16]}`:"
     yield (
         f"{table.RECORD_WORDS} words of 32 bits; word 0 opcode and flags, words "
         f"{table.WORD_HANDLES} to {table.WORD_UNITS - 1} handles, {table.WORD_UNITS} units, "

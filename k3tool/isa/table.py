@@ -29,7 +29,6 @@ WORD_HANDLES, WORD_UNITS, WORD_WIDTH, WORD_UNIT_COLS, WORD_PARAMS = 1, 7, 8, 9, 
 N_PARAMS = RECORD_WORDS - WORD_PARAMS
 RUN_SHIFT = 8  # a generated operand constant is slot | place in the slot's run << RUN_SHIFT
 PAGE_TOKENS = 256  # the length of a softmax page: fixed in numerics version 1
-ROUTE_WORDS_PER_EXPERT = 2  # a route row is top_k expert ids (u32), then top_k weights (f32)
 CANDIDATE_WORDS = 4  # argmax candidate: best f32, index u32, second best f32, 0
 
 

@@ -88,11 +88,12 @@ def _as_json(outcome: Outcome) -> str:
 
 
 def _as_text(outcome: Outcome) -> str:
+    phases = gpu_source.phases_label(outcome.target.partition(":")[0], outcome.phase)
     if outcome.status == "NOT RUN":
-        return f"NOT RUN: {outcome.target} {outcome.phase} ({'; '.join(outcome.detail)})"
+        return f"NOT RUN: {outcome.target} {phases} ({'; '.join(outcome.detail)})"
     compiler = f", {outcome.compiled.compiler}" if outcome.compiled else ""
     lines = [
-        f"{outcome.status} {outcome.target} {outcome.phase}: {len(outcome.ops)} ops{compiler}",
+        f"{outcome.status} {outcome.target} {phases}: {len(outcome.ops)} ops{compiler}",
         *(f"  {detail}" for detail in outcome.detail),
     ]
     for k in outcome.compiled.kernels if outcome.compiled else ():

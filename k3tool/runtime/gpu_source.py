@@ -118,6 +118,12 @@ def phases(target: str) -> dict[str, tuple[str, ...]]:
     return distinct
 
 
+def phases_label(target: str, phase: str) -> str:
+    """Return the phases that share a compiled set of ops: `decode=prefill`."""
+    names = op_names(target, phase)
+    return "=".join(each for each in ALL_PHASES if op_names(target, each) == names)
+
+
 def op_bodies(target: str, phase: str) -> Source:
     """Return the expanded source with every op body of `target` in `phase`."""
     path = ROOT / f"kernels_{target}" / {"cuda": "ops_body.cu", "hip": "ops_body.hip"}[target]

@@ -19,7 +19,8 @@ import numpy.typing as npt
 
 from k3tool.artifact import Artifact, Dataset, InputRef, open_artifact, write_artifact
 from k3tool.errors import ArtifactError
-from k3tool.verdict import Check, failed, passed
+from k3tool.tables import count_text
+from k3tool.verdict import Check, failed, not_run, passed
 
 TOKENS_SCHEMA = 1
 Columns = npt.NDArray[Any]
@@ -35,6 +36,7 @@ TOKEN_DTYPE = np.dtype(
         ("logits_digest", "<u8"),
     ]
 )
+ONE_STREAM = "one stream only, nothing to compare it with: give a second file"
 _UNITS = {"best": "logit", "second": "logit"}
 _ACROSS_RANKS = ("step", "position", "id", "best", "second", "digest")
 _ACROSS_FILES = ("step", "position", "id", "best", "second", "logits_digest")
@@ -130,6 +132,9 @@ def verify_ranks(files: Sequence[TokenFile]) -> list[Check]:
     arithmetic).
     """
     checks = [check for file in files for check in compare_ranks(file)]
+    if len(files) == 1 and files[0].tp == 1 and not any(c.status == "FAIL" for c in checks):
+        # That the one rank is recorded compares nothing: kept as a PASS it would carry the verdict.
+        return [not_run(f"{files[0].name}: streams equal", ONE_STREAM)]
     for other in files[1:]:
         checks += compare_files(files[0], other)
     return checks
@@ -141,14 +146,17 @@ def compare_ranks(file: TokenFile) -> list[Check]:
     if present.status == "FAIL":
         return [present]
     first = file.ranks[0]
-    name = f"{file.name}: streams equal on all ranks"
+    name = f"{file.name}: tokens and bits equal on all ranks"
     if len(first) == 0:
         return [present, failed(name, "no token: nothing to compare")]
+    if file.tp == 1:
+        return [present]
     for rank in sorted(file.ranks)[1:]:
         found = _divergence(first, file.ranks[rank], _ACROSS_RANKS, "rank 0", f"rank {rank}")
         if found is not None:
             return [present, failed(name, found)]
-    return [present, passed(name, f"{len(first)} steps on {file.tp} ranks")]
+    detail = f"{count_text(len(first), 'step')} on {file.tp} ranks: ids, logits, digests"
+    return [present, passed(name, detail)]
 
 
 def _present(file: TokenFile) -> Check:
@@ -156,7 +164,12 @@ def _present(file: TokenFile) -> Check:
     missing = sorted(set(range(file.tp)) - set(file.ranks))
     beyond = sorted(set(file.ranks) - set(range(file.tp)))
     if missing or beyond or not file.ranks:
-        return failed(name, f"of {file.tp} ranks, missing {missing}, unexpected {beyond}")
+        wrong = [
+            f"{word} {', '.join(map(str, ranks))}"
+            for word, ranks in (("missing", missing), ("unexpected", beyond))
+            if ranks
+        ]
+        return failed(name, f"of {count_text(file.tp, 'rank')}, {'; '.join(wrong)}")
     return passed(name, f"{file.tp} of {file.tp}")
 
 
@@ -179,7 +192,8 @@ def compare_files(left: TokenFile, right: TokenFile) -> list[Check]:
     if found is not None:
         return [failed(name, found)]
     scope = "and of all replicated results" if same_program else "(other programs: only these)"
-    detail = f"{len(a)} steps, TP {left.tp} and {right.tp}: ids, logits, digests of logits {scope}"
+    steps = f"{count_text(len(a), 'step')}, TP {left.tp} and {right.tp}"
+    detail = f"{steps}: ids, logits, digests of logits {scope}"
     return [passed(name, detail)]
 
 
@@ -218,7 +232,7 @@ def _divergence(
         note = "" if differs["id"][row] else " (equal ids, other bits)"
         return f"first difference at step {a['step'][row]} in {which}{note}: {sides}"
     if len(a) != len(b):
-        return f"{name_a} has {len(a)} steps, {name_b} {len(b)}; equal up to there"
+        return f"{name_a} has {count_text(len(a), 'step')}, {name_b} {len(b)}; equal up to there"
     return None
 
 

@@ -116,3 +116,18 @@ def test_the_manual_has_every_op_in_both_formats(capsys: pytest.CaptureFixture[s
     assert len(rows) == len(emitted) + 1
     for spec in emitted:
         assert any(f"| {int(spec.op)} | `{spec.name}` |" in row for row in rows)
+
+
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [("--workgroup", "99"), ("--range", "3:999"), ("--range", "998:999"), ("--range", "2:2")],
+)
+def test_a_choice_past_the_end_is_refused_before_anything_is_printed(
+    folder: Path, capfd: pytest.CaptureFixture[str], option: str, value: str
+) -> None:
+    assert run_command(["disasm", str(folder / "isa.h5"), option, value]) == 2
+    out, err = capfd.readouterr()
+    assert out == ""
+    assert option in err
+    assert run_command(["disasm", str(folder / "isa.h5"), "--range", "0:2"]) == 0  # the control
+    assert len(capfd.readouterr().out.splitlines()) == 6

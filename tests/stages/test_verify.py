@@ -60,12 +60,15 @@ def test_nothing_to_compare_exits_4(k3tool: Run, tmp_path: Path, streams: list[l
 def test_a_missing_rank_exits_4_and_is_named(k3tool: Run, tmp_path: Path) -> None:
     done = k3tool("verify", "ranks", tokens(tmp_path / "a.h5", [[5]] * 7, tp=8))
     assert done.code == 4
-    assert "missing [7]" in done.out
+    assert "missing 7" in done.out
 
 
 def test_damaged_and_absent_files_exit_3_and_no_file_2(k3tool: Run, tmp_path: Path) -> None:
-    path = tokens(tmp_path / "a.h5", [[5]])
+    path = tokens(tmp_path / "a.h5", [[5], [5]])
     assert k3tool("verify", "ranks", path).code == 0
+    alone = k3tool("verify", "ranks", tokens(tmp_path / "b.h5", [[5]]))
+    assert alone.code == 4
+    assert "one stream only" in alone.out
     path.write_bytes(path.read_bytes()[:-50])
     assert k3tool("verify", "ranks", path).code == 3
     assert k3tool("verify", "ranks", tmp_path / "none.h5").code == 3

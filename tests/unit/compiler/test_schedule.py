@@ -11,8 +11,6 @@ from k3tool.compiler.compile import compile_plan
 from k3tool.compiler.dag import packet_dag
 from k3tool.compiler.handles import Handles, weight_bytes
 from k3tool.compiler.plan import (
-    FLAG_DIGEST,
-    FLAG_REARM,
     GATE,
     Phase,
     Plan,
@@ -22,6 +20,7 @@ from k3tool.compiler.plan import (
 from k3tool.compiler.rules import RULE_NAMES
 from k3tool.compiler.schedule import Layout, build_phase
 from k3tool.errors import K3Error, UsageError
+from k3tool.isa.columns import PACKET_DIGEST, PACKET_REARM
 from k3tool.isa.table import SPECS, Op
 from k3tool.model.config import K3Config
 from k3tool.model.nodes import Graph
@@ -136,8 +135,8 @@ def test_flags_say_what_every_rank_must_agree_on(oracle: Callable[[str], Path]) 
         tensor = plan.operand("decode", index, out.name)
         same = tensor.role in ("arena", "output") and tensor.local == tensor.logical
         same &= len(SPECS[op].outputs) == 1  # a group's values are not all of one place
-        assert bool(flags & FLAG_DIGEST) == (same and out.role == "out"), (index, op, tensor)
-        assert bool(flags & FLAG_REARM) == (op is Op.ARGMAX)
+        assert bool(flags & PACKET_DIGEST) == (same and out.role == "out"), (index, op, tensor)
+        assert bool(flags & PACKET_REARM) == (op is Op.ARGMAX)
 
 
 def test_phases_share_no_peer_bytes(oracle: Callable[[str], Path]) -> None:
