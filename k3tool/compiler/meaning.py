@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from k3tool.compiler.dag import PACKINGS
 from k3tool.compiler.order import Ordering
 from k3tool.compiler.plan import Tensor
 from k3tool.compiler.record_checks import handles_of, results_of
@@ -80,9 +81,6 @@ def weight_faults(tensors: Sequence[Tensor], config: K3Config, tp: int) -> Itera
                 yield f"tensor {handle} ({tensor.name}): {word} {a}, the model has {b}"
 
 
-# Ops that do several times what another one does: no rule makes them, packing into packets does.
-_PACKED: dict[Op, Op] = {Op.ATTN_PARTS_8: Op.ATTN_PART}
-
 
 @dataclass(slots=True)
 class _Reader:
@@ -136,8 +134,8 @@ class _Reader:
     ) -> list[int]:
         """Return the values a record makes: one, or the parts of a group."""
         n_results = len(results_of(spec))
-        if spec.op in _PACKED:
-            single = _PACKED[spec.op]
+        if spec.op in PACKINGS:
+            single = PACKINGS[spec.op]
             names = [operand.name for operand in input_operands(single)]
             made = []
             for i in range(n_results):

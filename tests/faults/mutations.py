@@ -443,6 +443,28 @@ def _(plan: Plan) -> Broken:
     return Broken(with_packets(plan, packets), late)
 
 
+@on_plan("a fused op that no rewrite made", "A rewrites")
+def _(plan: Plan) -> Broken:
+    phase = plan.phases["decode"]
+    at = next(i for i, rows in enumerate(phase.made_by) if rows)
+    made_by = (*phase.made_by[:at], (), *phase.made_by[at + 1 :])
+    phase = replace(phase, made_by=made_by)
+    return Broken(replace(plan, phases={**plan.phases, "decode": phase}), at)
+
+
+@on_plan("a rewrite by a rule that is none", "A rewrites")
+def _(plan: Plan) -> Broken:
+    at = next(i for i, row in enumerate(plan.fired) if row.used)
+    row = plan.fired[at]._replace(rule="magic-fuse")
+    return Broken(replace(plan, fired=(*plan.fired[:at], row, *plan.fired[at + 1 :])), None)
+
+
+@on_plan("a rewrite that a theorem of another statement allowed", "A rewrites")
+def _(plan: Plan) -> Broken:
+    theorems = dict.fromkeys(plan.params["theorems"], "0" * 64)
+    return Broken(replace(plan, params={**plan.params, "theorems": theorems}), None)
+
+
 # -- faults of a stream --------------------------------------------------------------------------
 
 

@@ -32,12 +32,12 @@ def rewrite(
     with open_artifact(source) as file:
         data = {name: file.read(name) for name in file.names() if name != without}
         attrs = {name: value for name, value in file.attrs.items() if name != without}
-        kind, target, old = file.kind, file.target, file.params
+        kind, schema, target, old = file.kind, file.schema, file.target, file.params
     datasets = {
         name: Dataset(list(array) if array.dtype.kind == "O" else array, ("x",) * array.ndim)
         for name, array in data.items()
     }
-    write_artifact(path, kind, 1, datasets, attrs, params=old if params is None else params,
+    write_artifact(path, kind, schema, datasets, attrs, params=old if params is None else params,
                    target=target, isa_hash=isa_hash())  # fmt: skip
 
 

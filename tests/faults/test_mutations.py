@@ -16,9 +16,9 @@ from k3tool.artifact import Dataset, InputRef, open_artifact, write_artifact
 from k3tool.checkpoint.sample_presets import PRESETS, preset_config
 from k3tool.compiler.checks import is_proved, verify_program
 from k3tool.compiler.compile import compile_plan
-from k3tool.compiler.plan import PLAN_SCHEMA, Plan, save_plan
+from k3tool.compiler.plan import Plan, save_plan
 from k3tool.isa.emit import emit
-from k3tool.isa.stream import ISA_SCHEMA, Isa, save_isa
+from k3tool.isa.stream import Isa, save_isa
 from k3tool.isa.table import isa_hash
 from k3tool.model.config import K3Config
 from k3tool.verdict import Check
@@ -203,7 +203,3 @@ def test_each_fault_of_the_wire_form(
 def _less(raw: bytes) -> bytes:
     count = int.from_bytes(raw[16:20], "little") - 1
     return raw[:16] + count.to_bytes(4, "little") + raw[20:]
-
-
-def test_schemas_are_those_the_table_of_faults_was_written_for() -> None:
-    assert (PLAN_SCHEMA, ISA_SCHEMA) == (2, 1)
