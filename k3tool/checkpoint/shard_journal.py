@@ -80,12 +80,12 @@ class Work:
             "sha256": {str(rank): data.hex() for rank, data in record.sha256.items()},
             "max_scale": {str(rank): data.hex() for rank, data in record.max_scale.items()},
         }
-        _write(self._journal / record.file, canonical_json(values))
+        _write(self._journal / f"{record.file}.json", canonical_json(values))
 
     def recall(self, file: str) -> FileRecord | None:
         """Return the record of a finished file, or None if there is none that can be read."""
         try:
-            found = json.loads((self._journal / file).read_bytes())
+            found = json.loads((self._journal / f"{file}.json").read_bytes())
             sha256, max_scale = (
                 {int(rank): bytes.fromhex(text) for rank, text in found[column].items()}
                 for column in ("sha256", "max_scale")
