@@ -12,7 +12,7 @@ from k3tool.artifact import InputRef
 from k3tool.checkpoint.reader import Checkpoint
 from k3tool.checkpoint.shards import SHARDS_NAME, Shards
 from k3tool.compiler.compile import compile_plan
-from k3tool.compiler.plan import Phase, Plan
+from k3tool.compiler.plan import PHASES, Phase, Plan
 from k3tool.compiler.proved import save_proved_plan
 from k3tool.compiler.rules import RULE_NAMES
 from k3tool.errors import ArtifactError, UsageError
@@ -37,6 +37,7 @@ class Options:
     batch: int = 1
     ctx: int | None = None
     without: tuple[str, ...] = ()
+    phases: tuple[str, ...] = PHASES
     eps: Mapping[str, float] = field(default_factory=dict)
 
 
@@ -82,6 +83,7 @@ def run(options: Options) -> Result:
         batch=options.batch,
         ctx=min(DEFAULT_CTX, limit) if options.ctx is None else options.ctx,
         without=options.without,
+        phases=options.phases,
         inputs=inputs,
         checkpoint_identity=identity,
     )
@@ -228,6 +230,12 @@ def parse_eps(values: tuple[str, ...]) -> dict[str, float]:
     metavar="N",
     help=f"Positions a sequence may reach. Default: {DEFAULT_CTX}, or the model's limit if less.",
 )
+@click.option(
+    "--phase",
+    multiple=True,
+    type=click.Choice(PHASES),
+    help="Compile this phase alone. Default: both, which a run needs.",
+)
 @click.option("--without", multiple=True, metavar="RULE", help="Switch a rewrite rule off.")
 @click.option("--eps", multiple=True, metavar="SITE=VALUE", help="Replace one norm's epsilon.")
 @click.option("--explain", is_flag=True, help="Say which rules made which ops.")
@@ -241,6 +249,7 @@ def command(
     chunk: int,
     batch: int,
     ctx: int | None,
+    phase: tuple[str, ...],
     without: tuple[str, ...],
     eps: tuple[str, ...],
     explain: bool,
@@ -257,11 +266,11 @@ def command(
       k3tool compile-plan CKPT/config.json --tp 8 --explain -o plan.h5
     """
     overrides = parse_eps(eps)
-    result = run(
-        Options(
-            source, output, tp, target, workgroups, chunk, batch, ctx, tuple(without), overrides
-        )
+    phases = phase or PHASES
+    options = Options(
+        source, output, tp, target, workgroups, chunk, batch, ctx, without, phases, overrides
     )
+    result = run(options)
     if as_json:
         click.echo(json.dumps(as_dict(result), indent=1))
         return

@@ -9,7 +9,7 @@ from k3tool.compiler.dag import Dag, packet_dag
 from k3tool.compiler.egraph import saturate
 from k3tool.compiler.extract import Extracted, extract
 from k3tool.compiler.handles import Handles
-from k3tool.compiler.plan import NUMERICS_MODE, NUMERICS_VERSION, Fired, Phase, Plan
+from k3tool.compiler.plan import NUMERICS_MODE, NUMERICS_VERSION, PHASES, Fired, Phase, Plan
 from k3tool.compiler.rules import rules_without
 from k3tool.compiler.schedule import Layout, build_phase, runs_of
 from k3tool.compiler.theorems import read_stamp, require_theorems
@@ -31,6 +31,7 @@ class PlanOptions:
     batch: int  # sequences, so tokens in a decode step
     ctx: int  # positions a sequence may reach
     without: tuple[str, ...] = ()  # rules that may not fire
+    phases: tuple[str, ...] = PHASES
 
     @property
     def pages(self) -> int:
@@ -48,6 +49,7 @@ def compile_plan(
     batch: int,
     ctx: int,
     without: Sequence[str] = (),
+    phases: Sequence[str] = PHASES,
     inputs: Sequence[InputRef] = (),
     checkpoint_identity: str = "",
     stamp: Mapping[str, str] | None = None,
@@ -55,31 +57,35 @@ def compile_plan(
     """Compile a model for one target and TP degree.
 
     `inputs` and `checkpoint_identity` say what the config came with; a plan made from a config
-    alone has neither. `ctx` is rounded up to whole pages where the model's limit allows it. `stamp`
-    holds the proved theorems' hashes, by default those of this build.
+    alone has neither. `phases` are those to compile. `ctx` is rounded up to whole pages where the
+    model's limit allows it. `stamp` holds the proved theorems' hashes, by default this build's.
     Raises: UsageError naming an option that does not fit the model; ArtifactError naming a rule
     that has no proved theorem.
     """
-    options = PlanOptions(tp, target, workgroups, chunk, batch, ctx, tuple(sorted(set(without))))
+    options = PlanOptions(
+        tp, target, workgroups, chunk, batch, ctx, tuple(sorted(set(without))), tuple(phases)
+    )
     _check_options(config, options)
     rules = rules_without(options.without)
     theorems = require_theorems(rules, read_stamp() if stamp is None else stamp)
     built = build_graph(config, tp)
     saturated = saturate(built, rules)
     tokens = {"decode": batch, "prefill": chunk}
-    chosen = {phase: extract(built, saturated, n) for phase, n in tokens.items()}
+    chosen = {
+        phase: extract(built, saturated, n) for phase, n in tokens.items() if phase in phases
+    }
     dags = {phase: packet_dag(extracted.graph) for phase, extracted in chosen.items()}
     graphs = [extracted.graph for extracted in chosen.values()]
     leaf_runs = [run for phase, dag in dags.items() for run in _leaf_runs(chosen[phase].graph, dag)]
     handles = Handles(graphs, tp, batch, batch * options.pages, leaf_runs)
-    phases: dict[str, Phase] = {}
+    compiled: dict[str, Phase] = {}
     peer_bytes = 0
     for phase, extracted in chosen.items():
         layout = Layout(tp, workgroups, tokens[phase])
-        phases[phase] = build_phase(
+        compiled[phase] = build_phase(
             phase, extracted.graph, dags[phase], layout, handles, extracted.made_by, peer_bytes
         )
-        peer_bytes = phases[phase].peer_bytes
+        peer_bytes = compiled[phase].peer_bytes
     fired = _fired(list(chosen.values()))
     used = sorted({row.rule for row in fired if row.used})
     params = _params(config, options) | {
@@ -87,7 +93,7 @@ def compile_plan(
         "rules": used,
         "theorems": {name: theorems[name] for name in used},
     }
-    return Plan(tuple(handles.tensors), phases, params, fired, tuple(inputs))
+    return Plan(tuple(handles.tensors), compiled, params, fired, tuple(inputs))
 
 
 def _leaf_runs(graph: Graph, dag: Dag) -> list[tuple[str, ...]]:

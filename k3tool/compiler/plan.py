@@ -7,7 +7,6 @@ is not in it. Quantities in packets are per rank; one plan serves all ranks.
 Letters: P packets, W waits of one phase, N tensors; handle = row of `Plan.tensors`.
 """
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,18 +19,13 @@ from k3tool.artifact import Dataset, InputRef, open_artifact, write_artifact
 from k3tool.errors import ArtifactError
 from k3tool.isa import wire
 from k3tool.isa.columns import GATE, PACKET_DTYPE, WAIT_DTYPE
-from k3tool.isa.columns import PACKET_DIGEST as FLAG_DIGEST
-from k3tool.isa.columns import PACKET_REARM as FLAG_REARM
+from k3tool.isa.table import ALL_PHASES as PHASES
 from k3tool.isa.table import NO_HANDLE, SPECS, Op, isa_hash
 
-__all__ = ["FLAG_DIGEST", "FLAG_REARM", "GATE", "PACKET_DTYPE", "WAIT_DTYPE"]  # re-exported
+__all__ = ["GATE", "PACKET_DTYPE", "PHASES", "WAIT_DTYPE"]  # re-exported
 
 PLAN_SCHEMA = 2
 NUMERICS_MODE, NUMERICS_VERSION = "f32", 1
-
-ROLES = ("weight", "experts", "arena", "peer", "state", "output", "logits")
-DTYPES = ("bf16", "f32", "mxfp4", "u32")
-PHASES = ("decode", "prefill")
 
 Records = npt.NDArray[Any]
 
@@ -180,16 +174,33 @@ def save_plan(plan: Plan, path: str | Path) -> Plan:
 def load_plan(path: str | Path) -> Plan:
     """Read and check plan.h5. Raises: ArtifactError naming the file and what differs."""
     with open_artifact(path, "plan", PLAN_SCHEMA, isa_hash=isa_hash()) as file:
+        found = phases_in(file.names(), "phases/")
         needed = {*tensor_datasets(()), *_fired_datasets(())}
-        needed |= {f"phases/{name}/{part}" for name in PHASES for part in ("wire", "made_by")}
+        needed |= {f"phases/{name}/{part}" for name in found for part in ("wire", "made_by")}
         data = {name: file.read(name) for name in needed}  # one that is absent is refused by name
         params, inputs, digest = file.params, tuple(file.inputs), file.digest
         attrs = dict(file.attrs)
-    for name in (f"{phase}.{word}" for phase in PHASES for word in _PHASE_NUMBERS):
+    for name in (f"{phase}.{word}" for phase in found for word in _PHASE_NUMBERS):
         if name not in attrs:
             raise ArtifactError(f"{path}: {name}", got="absent", need="an attribute of a plan")
-    phases = {name: _read_phase(name, data, attrs, str(path)) for name in PHASES}
-    return Plan(read_tensors(data), phases, params, _read_fired(data), inputs, digest)
+    phases = {name: _read_phase(name, data, attrs, str(path)) for name in found}
+    tensors = read_tensors(data)
+    require_phases(tensors, found, str(path))
+    return Plan(tensors, phases, params, _read_fired(data), inputs, digest)
+
+
+def phases_in(datasets: Sequence[str], root: str = "") -> tuple[str, ...]:
+    """Return the phases that an artifact's datasets belong to; a plan may have only one."""
+    return tuple(p for p in PHASES if any(name.startswith(f"{root}{p}/") for name in datasets))
+
+
+def require_phases(tensors: Sequence[Tensor], found: Sequence[str], where: str) -> None:
+    """Refuse an artifact without a phase, or without one that has buffers (ArtifactError)."""
+    missing = sorted({tensor.phase for tensor in tensors} - {"", *found})
+    if missing or not found:
+        got = " and ".join(found) or "none"
+        need = " and ".join(missing) or " or ".join(PHASES)
+        raise ArtifactError(f"{where}: phases", got=got, need=need)
 
 
 _MAX_DIMS = 4
@@ -287,8 +298,3 @@ def _read_fired(data: Mapping[str, Records]) -> tuple[Fired, ...]:
         Fired(str(rule), str(root), str(binding), bool(used))
         for rule, root, binding, used in zip(*columns, strict=True)
     )
-
-
-def local_elements(tensor: Tensor) -> int:
-    """Return the number of elements of one rank's part."""
-    return math.prod(tensor.local)

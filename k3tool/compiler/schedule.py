@@ -283,7 +283,7 @@ class _Phase:
             if operand.run == 0:
                 slots[operand.slot] = handle
             found = int(slots[operand.slot]) + operand.run
-            assert found == handle, f"{packet.name}: {operand.name} is {handle}, its run has {found}"
+            assert found == handle, f"{packet.name}: {operand.name} is {handle}, its run {found}"
 
     def _check_fold(self) -> None:
         """Assert that all packets are done when a rank arrives at the fold.

@@ -15,7 +15,13 @@ from typing import Any
 import numpy as np
 
 from k3tool.artifact import Artifact, Dataset, InputRef, open_artifact, write_artifact
-from k3tool.compiler.plan import Tensor, read_tensors, tensor_datasets
+from k3tool.compiler.plan import (
+    Tensor,
+    phases_in,
+    read_tensors,
+    require_phases,
+    tensor_datasets,
+)
 from k3tool.isa import table
 from k3tool.isa.columns import ENTRY_DTYPE, WAIT_DTYPE, Columns
 from k3tool.isa.queues import Queues
@@ -130,7 +136,9 @@ def read_isa(path: str | Path) -> Isa:
         tensors = read_tensors({name: file.read(name) for name in tensor_datasets(())})
         if file.target not in TARGETS:
             refuse(f"{path}: target", file.target, " or ".join(sorted(TARGETS)))
-        streams = {phase: _read_stream(file, phase) for phase in table.ALL_PHASES}
+        found = phases_in(file.names())
+        require_phases(tensors, found, str(path))
+        streams = {phase: _read_stream(file, phase) for phase in found}
         return Isa(file.target, tensors, streams, file.params, tuple(file.inputs), file.digest)
 
 

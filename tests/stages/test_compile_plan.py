@@ -169,3 +169,24 @@ def test_the_released_model_compiles_within_its_budget(tmp_path: Path) -> None:
     # The system we start from: 2,459 packets, 1,739 on the longest chain.
     assert len(decode.packets) < 2459
     assert decode.critical_path < 1739
+
+
+def test_one_phase_alone_is_a_plan_that_a_run_refuses(
+    k3tool: Run, oracle: Callable[[str], Path], tmp_path: Path
+) -> None:
+    plan, isa = tmp_path / "plan.h5", tmp_path / "isa.h5"
+    source = oracle("tiny_tp8")
+    done = k3tool("compile-plan", source, "--tp", 2, "--phase", "decode", "-o", plan)
+    assert done.code == 0
+    assert "decode: " in done.out
+    assert "prefill: " not in done.out
+    assert list(load_plan(plan).phases) == ["decode"]
+    assert {tensor.phase for tensor in load_plan(plan).tensors} == {"", "decode"}
+    assert k3tool("emit-isa", plan, "--target", "cpu", "-o", isa).code == 0
+    done = k3tool("run", source, "--tp", 2, "--isa", isa, "--ids", "5,9", "--gen", 2)
+    assert done.code == 3
+    assert "need decode and prefill" in done.err
+    decode = k3tool(
+        "run", source, "--tp", 2, "--isa", isa, "--ids", "5,9", "--gen", 2, "--prefill", "decode"
+    )
+    assert decode.code == 0, decode.err
