@@ -12,6 +12,11 @@ from pathlib import Path
 from k3tool.errors import K3Error
 
 
+def system_words(error: OSError) -> str:
+    """Return the system's words for an error; HDF5 puts a paragraph of its own in their place."""
+    return os.strerror(error.errno) if error.errno else str(error)
+
+
 @contextlib.contextmanager
 def atomic_path(path: Path) -> Iterator[Path]:
     """Yield a temporary sibling of `path`; fsync and rename it there on success, else remove it.
@@ -25,7 +30,7 @@ def atomic_path(path: Path) -> Iterator[Path]:
         os.replace(temporary, path)
         fsync(path.parent)
     except OSError as error:
-        raise K3Error(str(path), got=error.strerror or str(error), need="a writable file") from None
+        raise K3Error(str(path), got=system_words(error), need="a writable file") from None
     finally:
         with contextlib.suppress(OSError):
             temporary.unlink(missing_ok=True)
@@ -54,8 +59,6 @@ def atomic_folder(out: Path) -> Iterator[Path]:
         yield building
         building.rename(out)
     except OSError as error:
-        raise K3Error(
-            str(out), got=error.strerror or str(error), need="a writable folder"
-        ) from None
+        raise K3Error(str(out), got=system_words(error), need="a writable folder") from None
     finally:
         shutil.rmtree(building, ignore_errors=True)

@@ -23,5 +23,5 @@ def unfinished_downloads(folder: Path) -> Iterator[Finding]:
             if path.suffix in _SUFFIXES and ".safetensors" in path.name.removesuffix(path.suffix):
                 name = str(path.relative_to(folder))
                 yield Finding(
-                    "unfinished download", name, "", "its leftover", "a finished download"
+                    "unfinished download", name, "", "a leftover of it", "a finished download"
                 )

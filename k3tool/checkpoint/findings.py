@@ -61,13 +61,11 @@ class Finding(NamedTuple):
         """Return a sort key: the order of a report."""
         return FINDING_KINDS.index(self.kind), self.file, self.name
 
-    def error(self, folder: Path, more: int = 0) -> ArtifactError:
+    def error(self, folder: Path, more: int = 0, asking: str = "inspect") -> ArtifactError:
         """Return the finding as a refusal; inspect prints the same words without the folder."""
         place = ": ".join(part for part in (str(folder / self.file), self.name) if part)
-        listed = f" (k3tool inspect {folder} lists {more} more)" if more else ""
-        return ArtifactError(
-            place, got=self.got, need=self.need, hint=f"{self.next_step}{listed}"
-        )
+        listed = f" (k3tool {asking} {folder} lists {more} more)" if more else ""
+        return ArtifactError(place, got=self.got, need=self.need, hint=f"{self.next_step}{listed}")
 
     def text(self) -> str:
         """Return the finding in one line, without its next step."""
@@ -81,9 +79,14 @@ def file_finding(kind: str, folder: Path, file: str, error: ArtifactError) -> Fi
     return Finding(kind, file, name, str(error.got), str(error.need), error.hint or "")
 
 
-def first_error(folder: Path, findings: Iterable[Finding]) -> ArtifactError | None:
-    """Return the refusal that shard and run give: the first finding, and how many there are."""
+def first_error(
+    folder: Path, findings: Iterable[Finding], asking: str = "inspect"
+) -> ArtifactError | None:
+    """Return the refusal that shard and run give: the first finding, and how many there are.
+
+    `asking` is the command that lists them all.
+    """
     ordered = sorted(findings, key=lambda finding: finding.order)
     if not ordered:
         return None
-    return ordered[0].error(folder, more=len(ordered) - 1)
+    return ordered[0].error(folder, len(ordered) - 1, asking)

@@ -204,7 +204,7 @@ class ValueScan:
     def __init__(
         self,
         checkpoint: Checkpoint,
-        targets: Targets,
+        targets: Iterable[Target],
         *,
         jobs: int,
         fingerprint: bool = False,

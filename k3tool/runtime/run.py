@@ -15,12 +15,12 @@ import numpy.typing as npt
 from k3tool.artifact import InputRef, canonical_json
 from k3tool.checkpoint.whole import require_whole
 from k3tool.errors import ArtifactError, UsageError
-from k3tool.isa import device
-from k3tool.isa.columns import spec_of
 from k3tool.isa.stream import Isa
 from k3tool.model.config import K3Config
 from k3tool.runtime import records
-from k3tool.runtime.cache import Source, open_source, program, rank_weights
+from k3tool.runtime.cache import Source, cache_folder, open_source, program, rank_weights
+from k3tool.runtime.fault_words import fault_error
+from k3tool.runtime.finite import require_finite
 from k3tool.runtime.image import Request, build_image
 from k3tool.runtime.interpreter import check_leaves, load
 from k3tool.runtime.options import RunOptions, check_length, check_request
@@ -86,6 +86,8 @@ def run_model(
     request = _request(options, isa, source)
     weights = rank_weights(source, options, quiet)
     try:
+        for rank in weights:
+            require_finite(rank.folder, cache_folder(options), quiet)
         images = [
             build_image(isa, rank, folder, request, source.config.vocab_size)
             for rank, folder in enumerate(weights)
@@ -97,7 +99,7 @@ def run_model(
         interpreter.path, images, _threads(options, source.tp), options.leaves,
         options.deadline_seconds, _logits_shape(options, source.config),
     )  # fmt: skip
-    return _run_ranks(options, isa, source, launch, on_event or (lambda event: None))
+    return _run_ranks(options, isa, source, launch, on_event or (lambda event: None), weights)
 
 
 def _close(weights: Sequence[RankWeights]) -> None:
@@ -134,7 +136,12 @@ def _logits_shape(options: RunOptions, config: K3Config) -> tuple[int, int] | No
 
 
 def _run_ranks(
-    options: RunOptions, isa: Isa, source: Source, launch: Launch, on_event: OnEvent
+    options: RunOptions,
+    isa: Isa,
+    source: Source,
+    launch: Launch,
+    on_event: OnEvent,
+    weights: Sequence[RankWeights],
 ) -> RunResult:
     tally = _Tally()
     with RankGroup(launch) as group:
@@ -144,7 +151,7 @@ def _run_ranks(
             for rows in group.steps():
                 _hear(tally, rows, options, on_event)
         except FaultError as stop:
-            raise stop.fault.error(_result_name(isa, stop.fault)) from None
+            raise fault_error(isa, stop.fault, weights) from None
         logits = group.logits() if options.logits else None
         peak, leaves = group.peak_bytes, group.leaves
     result = _result(options, source, tally, peak, leaves, logits)
@@ -211,17 +218,6 @@ def _stopped(options: RunOptions, source: Source, tokens: tuple[int, ...]) -> bo
 
 def _rate(n_tokens: int, ns: int) -> float | None:
     return n_tokens * 1e9 / ns if n_tokens and ns else None
-
-
-def _result_name(isa: Isa, fault: records.Fault) -> str:
-    """Return the name of the tensor a faulting instruction writes: it says the layer."""
-    phase = list(isa.streams.values())[fault.phase] if fault.phase < len(isa.streams) else None
-    spec = spec_of(fault.opcode)
-    if phase is None or spec is None or fault.inst >= len(phase.instructions[0]):
-        return ""
-    row = device.unpack(phase.instructions[0][fault.inst : fault.inst + 1])[0]
-    handle = spec.handle(spec.output.name, row["handles"])
-    return f"{spec.output.name}={isa.tensors[handle].name}"
 
 
 # -- events and files --------------------------------------------------------------------------

@@ -151,7 +151,7 @@ class Bench:
         assert "Traceback" not in report
         for part in _MORE.sub("", said).split(HINT):
             assert part in report, f"inspect does not say: {part}\n{report}"
-        return Verdict(*codes, said)
+        return Verdict(*codes, said.replace(str(path.parent), "…"))
 
     def tokens(self, path: Path) -> list[Any]:
         """Return ids, best and second logits of a run that must succeed."""

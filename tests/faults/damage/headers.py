@@ -71,7 +71,7 @@ def _twice(folder: Path) -> None:
 
 
 def _hole(folder: Path) -> None:
-    """Leave four bytes that nobody owns in front of every tensor from one on, as an aligner would."""
+    """Leave four bytes that nobody owns in front of one tensor, as an aligner would."""
     raw = Raw.read(folder / FILE)
     header = json.loads(raw.header)
     start = header[Q]["data_offsets"][0]

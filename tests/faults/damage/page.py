@@ -7,25 +7,29 @@ from pathlib import Path
 
 from tests.faults.damage.case import Case
 from tests.faults.damage.harness import HINT, Verdict
+from tests.faults.damage.record import Record
 
 PAGE = Path(__file__).resolve().parents[3] / "docs" / "damage.md"
-_WIDTH = 150
+_WIDTH = 260
 
 _HEAD = """\
 # What k3tool says about damaged checkpoints
 
-This page is written by the damage suite (`pytest tests/faults/damage --update-golden`) from what the commands
-answered; the suite fails where the page is stale. Each case is a copy of a small checkpoint with one thing done to
-it, given to `inspect`, `shard --tp 2` and `run`.
+This page is written by the damage suite (`pytest tests/faults/damage --update-golden`) from what
+the commands answered; the suite fails where the page is stale. Each case is a copy of a small
+checkpoint with one thing done to it, given to `inspect`, `shard --tp 2` and `run`.
 
-* **Refused**: all three answer with the same message (file, tensor, found, needed) and the same next step, exit code 3,
-  without a traceback and with nothing left behind. `inspect` reports all it finds, the others the first of it.
-* **Legal**: all three answer 0, and the tokens and their logits are those of the healthy checkpoint, from the
+* **Refused**: all three answer with the same message (file, tensor, found, needed) and the same
+  next step, exit code 3, without a traceback and with nothing left behind. `inspect` reports all it
+  finds, the others the first of it.
+* **Legal**: all three answer 0, and tokens and logits are those of the healthy checkpoint, from the
   checkpoint itself and from its shards.
-* Values are looked at where they are read: by `inspect --values`, by `shard` as it copies, by `run` before first use.
+* **Values** are looked at where they are read: by `inspect --values`, by `shard` as it copies
+  (scales), by `run` before the first use. They end with 4 where the files are whole; `shard` ends
+  with 3, as it does for all that it refuses.
 
-Damage that changes nothing, that nobody sees, or that is refused in other words fails the suite; tests of the suite
-show that.
+Damage that changes nothing, that nobody sees, or that is refused in other words fails the suite;
+tests of the suite show that.
 """
 
 
@@ -33,18 +37,20 @@ def render(
     groups: Mapping[str, Sequence[Case]],
     verdicts: Mapping[str, Verdict],
     values: Mapping[str, Verdict],
-    resources: Mapping[str, tuple[str, str]],
+    resources: Record,
 ) -> str:
     """Return the page."""
     parts = [_HEAD, _summary(groups, verdicts)]
     for title, cases in groups.items():
         rows = [(case.kind, case.instance, *_cells(verdicts[case.id])) for case in cases]
         parts += [f"## {title}\n", _table(("kind", "instance", *_ASKED, "what they say"), rows)]
-    rows = [(*name.split(": ", 1), *_cells(verdict)) for name, verdict in values.items()]
-    header = ("kind", "instance", "inspect --values", "shard", "run", "what run says")
-    parts += ["## Values\n", _table(header, rows)]
-    parts += ["## Resources\n", _table(("kind", "command", "answer"), [
-        (kind, *answer) for kind, answer in resources.items()])]  # fmt: skip
+    header = ("kind", "instance", "inspect --values", "shard", "run", "what they say")
+    parts += ["## Values\n", _table(header, [_row(*item) for item in values.items()])]
+    rows = [_row(*item) for item in resources.verdicts.items()]
+    parts += ["## Permission\n", _table(("kind", "instance", *_ASKED, "what they say"), rows)]
+    answers = [(*asked, *answer) for asked, answer in resources.answers.items()]
+    header = ("what is lacking", "command", "exit code", "answer")
+    parts += ["## Resources\n", _table(header, answers)]
     return "\n".join(parts)
 
 
@@ -73,10 +79,14 @@ def _codes(codes: Iterable[int]) -> str:
     return ", ".join(f"{code} ({count})" for code, count in counts)
 
 
+def _row(name: str, verdict: Verdict) -> tuple[object, ...]:
+    return (*name.split(": ", 1), *_cells(verdict))
+
+
 def _cells(verdict: Verdict) -> tuple[object, ...]:
     words = verdict.words.split(HINT)[0]
     # What a JSON parser says of itself depends on its version.
-    words = re.sub(r"(invalid (?:JSON|header)) \(.*\)", r"\1", words)
+    words = re.sub(r"(invalid (?:JSON|header)) \((?!.* twice).*\)", r"\1", words)
     return verdict.inspect, verdict.shard, verdict.run, words or "the healthy one's tokens"
 
 

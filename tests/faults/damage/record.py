@@ -16,14 +16,16 @@ class Record:
     verdicts: dict[str, Verdict] = field(default_factory=dict)
 
 
+DAMAGE = Record()
 RESOURCES = Record()
 VALUES = Record()
 
 
 def resource_answer(kind: str, command: str, answer: Answer) -> None:
     """Keep one answer: its code, and its first line without paths and byte counts."""
-    line = next(iter(answer.err.splitlines()), "")
-    line = re.sub(r"/\S*/", "…/", line.removeprefix(f"k3tool {command}: "))
+    start = f"k3tool {command}: "
+    lines = sorted(answer.err.splitlines(), key=lambda line: not line.startswith(start))
+    line = re.sub(r"/\S*/", "…/", lines[0].removeprefix(start)) if lines else "quiet"
     RESOURCES.answers[kind, command] = answer.code, re.sub(r"\b\d{5,}\b", "N", line)
 
 

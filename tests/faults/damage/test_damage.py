@@ -9,19 +9,13 @@ from typing import Any
 
 import pytest
 
-from tests.faults.damage import page
 from tests.faults.damage.case import legal, refused
 from tests.faults.damage.edit import load, poke, save, shard_name
-from tests.faults.damage.files import FILES
-from tests.faults.damage.harness import Bench, Opened, Verdict
-from tests.faults.damage.headers import HEADERS
-from tests.faults.damage.indexes import INDEXES
-from tests.faults.damage.meaning import MEANING
+from tests.faults.damage.groups import CASES, GROUPS
+from tests.faults.damage.harness import Bench, Opened
+from tests.faults.damage.record import DAMAGE
 
-GROUPS = {"Files": FILES, "Headers": HEADERS, "Index": INDEXES, "Meaning": MEANING}
-CASES = {case.id: case for cases in GROUPS.values() for case in cases}
 NOTHING = refused("control", "damage that is none", lambda folder: None, "absent")
-VERDICTS: dict[str, Verdict] = {}
 
 
 @pytest.fixture(scope="session")
@@ -74,7 +68,7 @@ def test_damage(
     case = CASES[name]
     opened.paths.clear()
     bench.k3tool = opened.during(bench.k3tool)
-    VERDICTS[name] = bench.check(case, checkpoint, healthy)
+    DAMAGE.verdicts[name] = bench.check(case, checkpoint, healthy)
     if case.kind == "index leads outside":
         outside = [p for p in opened.paths if os.path.basename(p) == "outside.safetensors"]
         assert not outside, f"opened: {outside}"
@@ -130,14 +124,3 @@ def test_a_rewritten_file_is_the_same_to_the_last_byte(checkpoint: Path) -> None
     before = load(path)
     save(path, before)
     assert load(path) == before
-
-
-# -- the page ----------------------------------------------------------------------------------
-
-
-def test_the_page_shows_what_the_suite_found(request: pytest.FixtureRequest) -> None:
-    if set(VERDICTS) != set(CASES):
-        pytest.skip("NOT RUN: only a part of the damage suite ran, or some of it failed")
-    page.check(page.render(GROUPS, VERDICTS), request.config.getoption("--update-golden"))
-
-

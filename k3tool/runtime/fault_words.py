@@ -1,0 +1,62 @@
+"""Put a rank's fault into words: what its instruction writes, and which weight it refused."""
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from k3tool.checkpoint.findings import Finding
+from k3tool.compiler.plan import Tensor
+from k3tool.errors import K3Error, UnsoundError
+from k3tool.isa import device
+from k3tool.isa.columns import spec_of
+from k3tool.isa.stream import Isa
+from k3tool.isa.table import ALL_PHASES
+from k3tool.ref.formats import SCALE_LIMIT
+from k3tool.runtime import records
+from k3tool.runtime.weights import RankWeights
+
+
+def fault_error(isa: Isa, fault: records.Fault, weights: Sequence[RankWeights]) -> K3Error:
+    """Return the error that a user sees.
+
+    A refused scale is named as inspect and shard name it: file, tensor, row, group, value.
+    """
+    operands = dict(_operands(isa, fault))
+    if fault.code == records.SCALE and fault.rank < len(weights):
+        for tensor in operands.values():
+            if tensor.role == "experts":
+                found = _refused_scale(weights[fault.rank], tensor, fault.detail)
+                if found is not None:
+                    return found
+    spec = spec_of(fault.opcode)
+    if spec is None or spec.output.name not in operands:
+        return fault.error()
+    return fault.error(f"{spec.output.name}={operands[spec.output.name].name}")
+
+
+def _operands(isa: Isa, fault: records.Fault) -> Iterator[tuple[str, Tensor]]:
+    """Yield operand names and tensors of the instruction, none where it is not known."""
+    phase = isa.streams.get(ALL_PHASES[fault.phase]) if fault.phase < len(ALL_PHASES) else None
+    spec = spec_of(fault.opcode)
+    if phase is None or spec is None or fault.inst >= len(phase.instructions[0]):
+        return
+    row = device.unpack(phase.instructions[0][fault.inst : fault.inst + 1])[0]
+    for operand in spec.operands:
+        handle = spec.handle(operand.name, row["handles"])
+        if handle < len(isa.tensors):
+            yield operand.name, isa.tensors[handle]
+
+
+def _refused_scale(rank: RankWeights, tensor: Tensor, expert: int) -> UnsoundError | None:
+    folder = rank.folder
+    name = f"{tensor.source.replace('{E}', str(expert))}.weight_scale"
+    scales = folder.read(name)
+    if scales.max(initial=0) < SCALE_LIMIT:
+        return None
+    row, group = (int(axis[0]) for axis in np.nonzero(scales >= SCALE_LIMIT))
+    place = f"{name}: row {row}, group {group}"
+    got, need = f"scale byte {scales[row, group]}", f"at most {SCALE_LIMIT - 1}"
+    error = Finding("scale byte", folder.tensor_info(name).file, place, got, need).error(
+        folder.path
+    )
+    return UnsoundError(error.object, got=error.got, need=error.need, hint=error.hint)
