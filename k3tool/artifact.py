@@ -38,7 +38,7 @@ import numpy as np
 import numpy.typing as npt
 
 from k3tool import __version__
-from k3tool.atomic import atomic_path
+from k3tool.atomic import artifact_line, atomic_path
 from k3tool.errors import ArtifactError, K3Error
 
 Array = npt.NDArray[Any]
@@ -126,23 +126,43 @@ def write_artifact(
     )
     roots["k3.content_sha256"], roots["k3.tool"] = digest, tool_version()
     path = Path(path)
+    whole = _file_bytes(kind, roots, datasets, stored)
     with atomic_path(path) as temporary:
-        with h5py.File(temporary, "w", userblock_size=USER_BLOCK_BYTES) as file:
-            for name, value in sorted(roots.items()):
-                file.attrs[name] = value
-            for name in sorted(stored):
-                _write_dataset(file, name, stored[name], _words(datasets[name], stored[name]))
-        with temporary.open("r+b") as raw:
-            raw.write(_user_block(kind, temporary))
+        temporary.write_bytes(whole)
     return digest
 
 
-def _user_block(kind: str, path: Path) -> bytes:
+def _file_bytes(
+    kind: str,
+    roots: Mapping[str, str | int | float | bool],
+    datasets: Mapping[str, Dataset],
+    stored: Mapping[str, Array],
+) -> bytes:
+    """Return the bytes of the file. They are made in memory: the HDF5 library crashes when a disk
+    is full, and an artifact is small.
+    """
+    with h5py.File(
+        f"{kind}.h5", "w", driver="core", backing_store=False, userblock_size=USER_BLOCK_BYTES
+    ) as file:
+        for name, value in sorted(roots.items()):
+            file.attrs[name] = value
+        for name in sorted(stored):
+            _write_dataset(file, name, stored[name], _words(datasets[name], stored[name]))
+        file.flush()
+        image: bytes = file.id.get_file_image()  # without the user block
+    return _user_block(kind, hashlib.sha256(image).hexdigest()) + image
+
+
+def _user_block(kind: str, sha256: str) -> bytes:
     """Return the text in front of the file, padded: its kind and the hash of what follows."""
+    line = artifact_line(kind) + f"sha256 {sha256}\n".encode()
+    return line.ljust(USER_BLOCK_BYTES, b"\0")
+
+
+def _sha256_behind_block(path: Path) -> str:
     with path.open("rb") as file:
         file.seek(USER_BLOCK_BYTES)
-        sha256 = hashlib.file_digest(file, "sha256").hexdigest()
-    return f"k3tool {kind}\nsha256 {sha256}\n".encode().ljust(USER_BLOCK_BYTES, b"\0")
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _stored(name: str, dataset: Dataset) -> Array:
@@ -328,7 +348,7 @@ def _check_user_block(path: Path, kind: str | None) -> None:
                 raise ArtifactError(
                     str(path), got="no k3tool file", need=f"a {kind or 'k3tool'} artifact"
                 )
-        intact = block == _user_block(words[1], path)
+        intact = block == _user_block(words[1], _sha256_behind_block(path))
     except OSError as error:
         raise ArtifactError(
             str(path), got=error.strerror or str(error), need="a readable file"

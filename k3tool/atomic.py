@@ -6,10 +6,82 @@ A killed process can leave a hidden temporary sibling behind, never a half-writt
 import contextlib
 import os
 import shutil
-from collections.abc import Iterator
+import stat
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
-from k3tool.errors import K3Error
+from k3tool.errors import K3Error, UsageError
+
+
+class Output(NamedTuple):
+    """A file that a command was asked to write: by which option, where, and of what kind.
+
+    A file there that has other bytes than `mark` at `mark_at` is not what the command writes.
+    """
+
+    option: str
+    path: Path
+    kind: str
+    mark: bytes
+    mark_at: int = 0
+
+
+def artifact_line(kind: str) -> bytes:
+    """Return the first line of an artifact's file."""
+    return f"k3tool {kind}\n".encode()
+
+
+def artifact_output(path: Path, kind: str, option: str = "-o") -> Output:
+    """Return the output of a command that writes an artifact."""
+    return Output(option, path, kind, artifact_line(kind))
+
+
+def check_outputs(outputs: Sequence[Output], inputs: Sequence[Path]) -> None:
+    """Refuse to write over an input, another output, or what is not of the output's own kind.
+
+    A rename replaces whatever stands there, a device node or the checkpoint's config included, so
+    this is asked before any work. Raises: UsageError naming the option.
+    """
+    taken = [(path, "an input of this command") for path in inputs]
+    for output in outputs:
+        for path, what in taken:
+            if _same(output.path, path):
+                raise UsageError(f"{output.option}: {output.path}", got=what, need="another file")
+        taken.append((output.path, f"the file of {output.option}"))
+        _check_place(output)
+
+
+def _same(first: Path, second: Path) -> bool:
+    try:
+        return first.samefile(second)
+    except OSError:  # one of them is not there (yet)
+        return os.path.realpath(first) == os.path.realpath(second)
+
+
+def _check_place(output: Output) -> None:
+    place, need = f"{output.option}: {output.path}", "a file in a folder that exists"
+    try:
+        mode = output.path.stat().st_mode
+    except FileNotFoundError:
+        if not output.path.absolute().parent.is_dir():
+            raise UsageError(place, got="no such folder", need=need) from None
+        return
+    except OSError as error:
+        raise UsageError(place, got=(error.strerror or str(error)).lower(), need=need) from None
+    if not stat.S_ISREG(mode):
+        got = "a folder" if stat.S_ISDIR(mode) else "no regular file"
+        raise UsageError(place, got=got, need="a new file, or one to replace")
+    try:
+        with output.path.open("rb") as file:
+            file.seek(output.mark_at)
+            found = file.read(len(output.mark))
+    except OSError as error:
+        raise UsageError(place, got=(error.strerror or str(error)).lower(), need=need) from None
+    if found != output.mark:
+        hint = "remove it first, or write somewhere else"
+        raise UsageError(place, got=f"a file that is no {output.kind}", need="a new file, or "
+                         "one of its kind to replace", hint=hint)  # fmt: skip
 
 
 def system_words(error: OSError) -> str:
@@ -23,7 +95,7 @@ def atomic_path(path: Path) -> Iterator[Path]:
 
     Raises: K3Error (exit 1) when the directory cannot be written.
     """
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    temporary = path.parent / f".{path.name}.{os.getpid()}.tmp"
     try:
         yield temporary
         fsync(temporary)
@@ -52,7 +124,8 @@ def atomic_folder(out: Path) -> Iterator[Path]:
     An `out` that exists must be an empty folder.
     Raises: K3Error (exit 1) when the folder cannot be written.
     """
-    building = out.with_name(f".{out.name}.{os.getpid()}.partial")
+    out = Path(os.path.abspath(out))  # "." has no name to stand beside
+    building = out.parent / f".{out.name}.{os.getpid()}.partial"
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
         building.mkdir()

@@ -9,6 +9,7 @@ from pathlib import Path
 import click
 
 from k3tool.artifact import InputRef
+from k3tool.atomic import artifact_output, check_outputs
 from k3tool.checkpoint.reader import Checkpoint
 from k3tool.checkpoint.shards import SHARDS_NAME, Shards
 from k3tool.compiler.compile import compile_plan
@@ -71,6 +72,7 @@ def run(options: Options) -> Result:
     Raises: UnsoundError naming the check that did not pass; ArtifactError for an input that is
     absent, damaged or of another model; UsageError for an option that does not fit it.
     """
+    check_outputs([artifact_output(options.output, "plan")], [options.source])
     target = get_target(options.target)
     config, tp, inputs, identity = _read_source(options)
     limit = config.max_position_embeddings

@@ -7,6 +7,7 @@ from pathlib import Path
 import click
 
 from k3tool.artifact import open_artifact
+from k3tool.atomic import artifact_output, check_outputs
 from k3tool.compiler.plan import Plan, load_plan
 from k3tool.compiler.proved import save_proved_plan
 from k3tool.errors import ArtifactError, UsageError
@@ -54,6 +55,7 @@ def run(options: Options) -> Iterator[str]:
 
 def _assembled(file: Path, listing: Path, output: Path) -> str:
     """Write a plan with the packets of a listing; return a line that says so."""
+    check_outputs([artifact_output(output, "plan")], [file, listing])
     plan = load_plan(file)
     try:
         text = listing.read_text()

@@ -6,6 +6,7 @@ from pathlib import Path
 import click
 
 from k3tool.artifact import canonical_json
+from k3tool.atomic import artifact_output, check_outputs
 from k3tool.compiler.plan import load_plan
 from k3tool.compiler.proved import save_proved_isa
 from k3tool.isa.emit import emit
@@ -50,6 +51,7 @@ def run(options: Options) -> Result:
     Raises: UnsoundError naming the check that did not pass; ArtifactError for a damaged or stale
     plan; UsageError for a target not the plan's.
     """
+    check_outputs([artifact_output(options.output, "isa")], [options.plan])
     plan = load_plan(options.plan)
     target = str(plan.params["target"]) if options.target is None else options.target
     isa = emit(plan, target, options.plan.name)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from k3tool.atomic import artifact_output, check_outputs
 from k3tool.checkpoint.coverage import Coverage, coverage_of
 from k3tool.checkpoint.coverage_report import (
     json_value,
@@ -69,6 +70,9 @@ def run(opts: Options) -> Result:
 
     Raises: ArtifactError on a bad config or index; UsageError on layers that do not exist.
     """
+    wanted = (("coverage", opts.output, "-o"), ("fingerprint", opts.fingerprint, "--fingerprint"))
+    outputs = [artifact_output(path, kind, option) for kind, path, option in wanted if path]
+    check_outputs(outputs, [opts.checkpoint, *([opts.against] if opts.against else [])])
     with Checkpoint.open(opts.checkpoint) as checkpoint:
         check_layers(checkpoint.config, opts.layers)
         coverage = coverage_of(checkpoint, weight_leaves(checkpoint.config))
@@ -177,7 +181,7 @@ def values_verdict(values: "Values") -> str:
 @click.option("--markdown", is_flag=True, help="Print the report as markdown.")
 @options.output("a coverage artifact", required=False)
 @options.as_json()
-@options.verbose()
+@options.verbose("Also list every finding and every layer, on stdout.")
 @click.pass_context
 def command(
     ctx: click.Context,
@@ -196,8 +200,9 @@ def command(
     """Say whether a checkpoint is whole: exit code 0, or 3 with what is wrong.
 
     Compares the tensors the model needs with the index, the headers of all files and the weights
-    the operator graph reads. Headers only: a terabyte takes seconds. With `--values` the data too:
-    exit code 4 if the checkpoint is whole and its values must not be trusted.
+    the operator graph reads. Reads config, index, all headers, and for the identity a sample of each
+    file's data (1 MiB of a large file): a terabyte takes seconds. With `--values` all data: exit
+    code 4 if the checkpoint is whole and its values must not be trusted.
 
     \b
     Example:

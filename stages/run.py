@@ -8,8 +8,7 @@ from typing import Any
 import click
 import numpy as np
 
-from k3tool.atomic import atomic_path
-from k3tool.errors import UsageError
+from k3tool.atomic import Output, artifact_output, atomic_path, check_outputs
 from k3tool.runtime.interpreter import LEAVES
 from k3tool.runtime.options import DEFAULT_CHUNK, DEFAULT_CONTEXT, RunOptions, parse_ids
 from k3tool.runtime.run import Event, RunResult, describe, run_model
@@ -28,9 +27,8 @@ def run(
 
     Raises: as k3tool.runtime.run.run_model; UsageError when an output has no folder.
     """
-    for path in (logits, options.output):
-        if path is not None and not path.resolve().parent.is_dir():
-            raise UsageError(str(path), got="no such folder", need="a file in a folder that exists")
+    inputs = [path for path in (options.source, options.isa, options.plan) if path is not None]
+    check_outputs(_outputs(options, logits), inputs)
     result = run_model(options, on_event, say)
     if logits is not None:
         assert result.prefill is not None
@@ -38,6 +36,15 @@ def run(
         with atomic_path(logits) as temporary, temporary.open("wb") as file:
             np.savez(file, prefill=result.prefill, steps=result.steps)
     return result
+
+
+def _outputs(options: RunOptions, logits: Path | None) -> list[Output]:
+    outputs = []
+    if options.output is not None:
+        outputs.append(artifact_output(options.output, "tokens"))
+    if logits is not None:  # the archive names its first member behind a header of 30 bytes
+        outputs.append(Output("--logits", logits, "archive of logits", b"prefill.npy", 30))
+    return outputs
 
 
 def summary(result: RunResult) -> str:

@@ -144,7 +144,7 @@ def test_content_digest_is_checked_even_if_the_file_hash_fits(tmp_path: Path) ->
     _write(tmp_path / "plan.h5")
     with h5py.File(tmp_path / "plan.h5", "r+") as file:
         file["b/rows"][0, 0] = 7
-    block = artifact._user_block("plan", tmp_path / "plan.h5")
+    block = artifact._user_block("plan", artifact._sha256_behind_block(tmp_path / "plan.h5"))
     with (tmp_path / "plan.h5").open("r+b") as raw:
         raw.write(block)
     with pytest.raises(ArtifactError, match="content_sha256"):

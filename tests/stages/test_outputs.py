@@ -1,0 +1,121 @@
+"""What an output may replace: nothing but what the same command writes; and full disks."""
+
+import os
+import resource
+import socket
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from k3tool.artifact import Dataset, open_artifact, write_artifact
+
+Run = Callable[..., "object"]
+REPO = Path(__file__).resolve().parent.parent.parent
+
+
+@pytest.fixture
+def plan(k3tool: Run, oracle: Run, tmp_path: Path) -> Path:
+    path = tmp_path / "plan.h5"
+    assert k3tool("compile-plan", oracle("tiny_tp8"), "--tp", 1, "-o", path).code == 0
+    return path
+
+
+def test_an_output_is_never_an_input(k3tool: Run, writable: Run, plan: Path) -> None:
+    folder = writable("tiny_tp8")
+    config = folder / "config.json"
+    weights = min(folder.glob("*.safetensors"))
+    link = folder.parent / "link.h5"
+    link.symlink_to(plan)
+    cases = [
+        (("compile-plan", config, "--tp", 1, "-o", config), config),
+        (("compile-plan", folder, "--tp", 1, "-o", config), config),
+        (("emit-isa", plan, "-o", plan), plan),
+        (("emit-isa", plan, "-o", link), plan),
+        (("inspect", folder, "-o", config), config),
+        (("run", folder, "--ids", 1, "--plan", plan, "-o", plan), plan),
+        (("run", folder, "--ids", 1, "--logits", plan), plan),
+        (("run", folder, "--ids", 1, "-o", weights), weights),
+    ]
+    for arguments, file in cases:
+        before = file.read_bytes()
+        done = k3tool(*arguments)
+        assert (done.code, done.out) == (2, ""), (arguments, done)
+        assert "Traceback" not in done.err
+        assert file.read_bytes() == before
+
+
+def test_two_outputs_are_two_files(k3tool: Run, oracle: Run, tmp_path: Path) -> None:
+    same = tmp_path / "x.h5"
+    other = tmp_path / "sub" / ".." / "x.h5"
+    (tmp_path / "sub").mkdir()
+    done = k3tool("run", oracle("tiny_tp8"), "--ids", 1, "-o", same, "--logits", other)
+    assert done.code == 2
+    assert "the file of -o" in done.err
+    assert not same.exists()
+
+
+@pytest.mark.parametrize("kind", ["fifo", "socket", "folder", "dot", "text", "long"])
+def test_an_output_replaces_no_other_thing(
+    k3tool: Run, oracle: Run, tmp_path: Path, kind: str
+) -> None:
+    place = tmp_path / "place"
+    if kind == "fifo":
+        os.mkfifo(place)
+    elif kind == "socket":
+        with socket.socket(socket.AF_UNIX) as listening:
+            listening.bind(str(place))
+    elif kind == "folder":
+        place.mkdir()
+    elif kind == "dot":
+        place = Path(".")
+    elif kind == "text":
+        place.write_text("notes")
+    else:
+        place = tmp_path / ("x" * 300)
+    before = place.stat().st_mode if place.exists() or kind != "long" else None
+    done = k3tool("compile-plan", oracle("tiny_tp8"), "--tp", 1, "-o", place)
+    assert (done.code, done.out) == (2, "")
+    assert "Traceback" not in done.err
+    assert before is None or place.stat().st_mode == before
+
+
+def test_a_command_replaces_what_it_wrote(k3tool: Run, oracle: Run, plan: Path) -> None:
+    """The control: the same command twice is no refusal."""
+    first = plan.read_bytes()
+    assert k3tool("compile-plan", oracle("tiny_tp8"), "--tp", 1, "-o", plan).code == 0
+    assert plan.read_bytes() == first
+    isa = plan.with_name("isa.h5")
+    assert [k3tool("emit-isa", plan, "-o", isa).code for _ in range(2)] == [0, 0]
+
+
+def test_logits_are_replaced_by_logits(k3tool: Run, oracle: Run, tmp_path: Path) -> None:
+    out = tmp_path / "l.npz"
+    run = ("run", oracle("tiny_tp8"), "--ids", 1, "--gen", 1, "--logits", out)
+    assert [k3tool(*run, "--cache", tmp_path / "c").code for _ in range(2)] == [0, 0]
+
+
+def test_a_file_size_limit_is_one_line_and_leaves_nothing(plan: Path) -> None:
+    """The HDF5 library crashes when a write fails; an artifact is made in memory first."""
+    out = plan.with_name("isa.h5")
+    done = subprocess.run(
+        [sys.executable, "-m", "stages.cli", "emit-isa", plan, "-o", out],
+        capture_output=True, text=True, cwd=REPO, check=False, timeout=120,
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000)),
+    )  # fmt: skip
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr.count("\n") == 1
+    assert sorted(path.name for path in plan.parent.iterdir()) == ["plan.h5"]
+
+
+def test_mapped_extents_survive_the_way_in_memory(tmp_path: Path) -> None:
+    """A reader may map a dataset: its offset counts from the start of the file."""
+    path = tmp_path / "p.h5"
+    data = bytes(range(200))
+    write_artifact(path, "plan", 1, {"d": Dataset(np.frombuffer(data, "u1"), ("byte",))})
+    with open_artifact(path) as file:
+        offset, size = file.extent("d")
+    assert path.read_bytes()[offset : offset + size] == data
