@@ -21,6 +21,7 @@ from k3tool.errors import UnsoundError
 from k3tool.isa.columns import GATE, PACKET_REARM, WAIT_DTYPE, empty_packets
 from k3tool.isa.emit import emit
 from k3tool.isa.execution import execute
+from k3tool.isa.queues import final_counts
 from k3tool.isa.stream import Isa, Stream
 from k3tool.isa.stream_order import StreamOrder
 from k3tool.isa.table import Op
@@ -168,15 +169,108 @@ def test_random_execution_locks_exactly_where_some_interleaving_does(
         execute(isa, isa.streams["decode"], seed)
 
 
+# -- the theorem ---------------------------------------------------------------------------------
+
+
+def transcribed_well_formed(isa: Isa) -> bool:
+    """Return `well_formed` of proofs/Protocol.v, word for word, on all entries of all ranks.
+
+    There a program is a list of entries in one global order, with a queue, (counter, threshold)
+    pairs and signalled counters each; counters of different ranks are different counters.
+    """
+    queues = isa.streams["decode"].queues
+    owner = np.repeat(np.arange(len(queues.queue_ofs) - 1), np.diff(queues.queue_ofs))
+    entries = sorted(
+        (int(e["inst"]), rank, int(owner[i]), i)
+        for rank in range(isa.tp)
+        for i, e in enumerate(queues.entries)
+    )
+    waits, signals = [], []
+    for _, rank, _, i in entries:
+        e = queues.entries[i]
+        listed = queues.waits[e["wait_ofs"] : e["wait_ofs"] + e["n_waits"]]
+        waits.append([((rank, int(c)), int(k)) for c, k in listed])
+        sent = queues.signals[e["signal_ofs"] : e["signal_ofs"] + e["n_signals"]].tolist()
+        signals.append([
+            (r, c) for c in sent for r in (range(isa.tp) if c & GATE else (rank,))
+        ])  # fmt: skip
+    size = len(entries)
+    for e in range(size):
+        for c, k in waits[e]:
+            if k != sum(sent.count(c) for sent in signals):
+                return False
+            if any(c in signals[p] and not p < e for p in range(size)):
+                return False
+    return True
+
+
+@st.composite
+def altered_streams(draw: st.DrawFn) -> Isa:
+    """A random stream with up to two random edits of waits, wait lists and signal lists."""
+    program, gated = draw(graphs())
+    isa = stream_of(program, gated)
+    stream = isa.streams["decode"]
+    waits, entries = stream.queues.waits.copy(), stream.queues.entries.copy()
+    n = len(program)
+    for _ in range(draw(st.integers(0, 2))):
+        match draw(st.sampled_from(["counter", "threshold", "list", "signal"])):
+            case "counter" if len(waits):
+                at = draw(st.integers(0, len(waits) - 1))
+                waits["counter"][at] = draw(st.sampled_from(stream.queues.signals.tolist()))
+            case "threshold" if len(waits):
+                at = draw(st.integers(0, len(waits) - 1))
+                waits["threshold"][at] = draw(st.integers(1, 2 * RANKS * WORKGROUPS))
+            case "list":
+                at = draw(st.integers(0, len(entries) - 1))
+                entries["n_waits"][at] = draw(st.integers(0, int(entries["n_waits"][at])))
+            case "signal":
+                at = draw(st.integers(0, len(entries) - 1))
+                entries["signal_ofs"][at] = draw(st.integers(0, n - 1))
+    queues = replace(stream.queues, waits=waits, entries=entries)
+    local, gates = final_counts(entries, queues.signals, n, RANKS)
+    gates = np.resize(np.append(gates, np.zeros(n, "<u4")), len(stream.queues.gate_counts))
+    queues = replace(queues, local_counts=local, gate_counts=gates.astype("<u4"))
+    return replace(isa, streams={"decode": replace(stream, queues=queues)})
+
+
+@settings(max_examples=150)
+@given(altered_streams())
+def test_the_checks_accept_exactly_what_the_theorem_calls_well_formed(isa: Isa) -> None:
+    checks = {c.name: c for c in check_stream(isa, "x")[0]}
+    order_holds = checks["F tables"].status == "PASS"
+    # The audit and the flags are no part of the theorem: only faults of waits count here.
+    if order_holds:
+        order = StreamOrder(isa, isa.streams["decode"])
+        order_holds = checks["F acyclic decode"].status == "PASS" and all(
+            threshold == order.arrivals.get(counter, 0)
+            for index in range(len(order.rows))
+            for waits in order.waits_of(index)
+            for counter, threshold in waits
+        )
+    assert order_holds == transcribed_well_formed(isa)
+
+
+@settings(max_examples=40)
+@given(altered_streams())
+def test_what_is_accepted_never_locks_and_a_lock_is_never_accepted(isa: Isa) -> None:
+    """The theorem's conclusion, and its contraposition, by search of all interleavings."""
+    stuck, _ = interleavings(isa)
+    if transcribed_well_formed(isa):
+        assert not stuck
+        execute(isa, isa.streams["decode"], 1)
+    if stuck:
+        checks = {c.name: c.status for c in check_stream(isa, "x")[0]}
+        assert "FAIL" in {checks["F tables"], checks.get("F thresholds decode", "PASS"),
+                          checks.get("F acyclic decode", "PASS")}  # fmt: skip
+
+
 # -- a compiled program --------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
 def compiled() -> Isa:
     config = K3Config.from_dict(preset_config(PRESETS["tiny"]))
-    plan = compile_plan(
-        config, tp=2, target="hip:gfx950", workgroups=16, chunk=4, batch=1, ctx=512
-    )
+    plan = compile_plan(config, tp=2, target="hip:gfx950", workgroups=16, chunk=4, batch=1, ctx=512)
     return emit(plan, "hip:gfx950")
 
 
