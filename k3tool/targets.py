@@ -7,6 +7,9 @@ from dataclasses import dataclass
 
 from k3tool.errors import UsageError
 
+# What a program is laid out for where nobody says: prompt tokens in a step, positions, sequences.
+DEFAULT_CHUNK, DEFAULT_CONTEXT, BATCH = 64, 4096, 1
+
 
 @dataclass(frozen=True, slots=True)
 class Target:

@@ -19,10 +19,8 @@ from k3tool.compiler.rules import RULE_NAMES
 from k3tool.errors import ArtifactError, UsageError
 from k3tool.isa.table import Op
 from k3tool.model.config import K3Config
-from k3tool.targets import get_target
+from k3tool.targets import BATCH, DEFAULT_CHUNK, DEFAULT_CONTEXT, get_target
 from stages import options as common
-
-DEFAULT_CTX = 4096
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,8 +32,8 @@ class Options:
     tp: int | None = None
     target: str = "cpu"
     workgroups: int | None = None
-    chunk: int = 64
-    batch: int = 1
+    chunk: int = DEFAULT_CHUNK
+    batch: int = BATCH
     ctx: int | None = None
     without: tuple[str, ...] = ()
     phases: tuple[str, ...] = PHASES
@@ -83,7 +81,7 @@ def run(options: Options) -> Result:
         workgroups=target.workgroups if options.workgroups is None else options.workgroups,
         chunk=options.chunk,
         batch=options.batch,
-        ctx=min(DEFAULT_CTX, limit) if options.ctx is None else options.ctx,
+        ctx=min(DEFAULT_CONTEXT, limit) if options.ctx is None else options.ctx,
         without=options.without,
         phases=options.phases,
         inputs=inputs,
@@ -116,9 +114,7 @@ def _read_source(options: Options) -> tuple[K3Config, int, list[InputRef], str]:
                 got=f"the folder of rank {checkpoint.rank} of {checkpoint.tp}",
                 need="the shards folder it lies in, a checkpoint or a config.json",
             )
-        identity = checkpoint.identity
-        ref = InputRef("checkpoint", "checkpoint", source.resolve().name, identity)
-        return checkpoint.config, options.tp, [ref], identity
+        return checkpoint.config, options.tp, [checkpoint.as_input()], checkpoint.identity
 
 
 def _phase_counts(plan: Plan, phase: Phase) -> PhaseCounts:
@@ -173,7 +169,7 @@ def summary_lines(result: Result) -> Iterator[str]:
     if params["rules_off"]:
         yield f"rules off: {', '.join(params['rules_off'])}"
     yield f"theorems: {len(params['theorems'])}, one for each rule used"
-    yield f"digest {plan.digest}"
+    yield f"digest {plan.digest[:16]}"
 
 
 def explain_lines(result: Result) -> Iterator[str]:
@@ -209,7 +205,7 @@ def parse_eps(values: tuple[str, ...]) -> dict[str, float]:
         try:
             out[site] = float(value)
         except ValueError:
-            raise UsageError("--eps", got=text, need="SITE=VALUE, VALUE a number") from None
+            raise UsageError("--eps", got=text, need="SITE=VALUE, such as norm=1e-5") from None
     return out
 
 
@@ -221,16 +217,21 @@ def parse_eps(values: tuple[str, ...]) -> dict[str, float]:
     "--workgroups", type=int, metavar="W", help="Workgroups to lay out for. Default: the target's."
 )
 @click.option(
-    "--chunk", type=int, default=64, show_default=True, metavar="N", help="Tokens a prefill step."
+    "--chunk",
+    type=int,
+    default=DEFAULT_CHUNK,
+    show_default=True,
+    metavar="N",
+    help="Tokens a prefill step.",
 )
 @click.option(
-    "--batch", type=int, default=1, show_default=True, metavar="N", help="Sequences at once."
+    "--batch", type=int, default=BATCH, show_default=True, metavar="N", help="Sequences at once."
 )
 @click.option(
     "--ctx",
     type=int,
     metavar="N",
-    help=f"Positions a sequence may reach. Default: {DEFAULT_CTX}, or the model's limit if less.",
+    help=f"Positions a sequence may reach. Default: {DEFAULT_CONTEXT}, or the model's limit.",
 )
 @click.option(
     "--phase",

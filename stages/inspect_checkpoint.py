@@ -200,9 +200,9 @@ def command(
     """Say whether a checkpoint is whole: exit code 0, or 3 with what is wrong.
 
     Compares the tensors the model needs with the index, the headers of all files and the weights
-    the operator graph reads. Reads config, index, all headers, and for the identity a sample of each
-    file's data (1 MiB of a large file): a terabyte takes seconds. With `--values` all data: exit
-    code 4 if the checkpoint is whole and its values must not be trusted.
+    the operator graph reads. Reads config, index, all headers and, for the identity, a sample of
+    the data (1 MiB of a large file): a terabyte takes seconds. With `--values` all data: exit code
+    4 if the checkpoint is whole and its values must not be trusted.
 
     \b
     Example:

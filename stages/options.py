@@ -23,9 +23,9 @@ def as_json(what: str = "the result as JSON on stdout") -> Decorator:
     return click.option("--json", "as_json", is_flag=True, help=f"Print {what}.")
 
 
-def verbose() -> Decorator:
-    """Return `-v/--verbose`."""
-    return click.option("-v", "--verbose", is_flag=True, help="Say more on stderr.")
+def verbose(what: str = "Say more on stderr.") -> Decorator:
+    """Return `-v/--verbose`; `what` says what more there is, and where it goes."""
+    return click.option("-v", "--verbose", is_flag=True, help=what)
 
 
 def tp(*, required: bool = False, default: int | None = None) -> Decorator:

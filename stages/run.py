@@ -10,8 +10,10 @@ import numpy as np
 
 from k3tool.atomic import Output, artifact_output, atomic_path, check_outputs
 from k3tool.runtime.interpreter import LEAVES
-from k3tool.runtime.options import DEFAULT_CHUNK, DEFAULT_CONTEXT, RunOptions, parse_ids
+from k3tool.runtime.options import RunOptions, parse_ids
 from k3tool.runtime.run import Event, RunResult, describe, run_model
+from k3tool.tables import count_text
+from k3tool.targets import DEFAULT_CHUNK, DEFAULT_CONTEXT, get_target
 from stages import options as common
 
 Say = Callable[[str], None]
@@ -22,6 +24,7 @@ def run(
     logits: Path | None = None,
     on_event: Callable[[Event], None] | None = None,
     say: Say | None = None,
+    note: Say | None = None,
 ) -> RunResult:
     """Run a model; write its logits too where `logits` names a file.
 
@@ -29,7 +32,7 @@ def run(
     """
     inputs = [path for path in (options.source, options.isa, options.plan) if path is not None]
     check_outputs(_outputs(options, logits), inputs)
-    result = run_model(options, on_event, say)
+    result = run_model(options, on_event, say, note)
     if logits is not None:
         assert result.prefill is not None
         assert result.steps is not None
@@ -59,7 +62,14 @@ def summary(result: RunResult) -> str:
     ]
     ranks = "1 rank" if result.tp == 1 else f"{result.tp} ranks identical"
     peak = f"peak memory {result.peak_memory_bytes / 1e6:.1f} MB (sum over ranks)"
-    return f"{len(result.tokens)} tokens ({result.reason}), " + ", ".join([*rates, peak, ranks])
+    count = count_text(len(result.tokens), "token")
+    return f"{count} ({result.reason}), " + ", ".join([*rates, peak, ranks])
+
+
+def origin(event: Event) -> str:
+    """Return what the start event says of where program and weights came from."""
+    cache = f" (cache {event['cache']})" if event["cache"] else ""
+    return f"program {event['program']}, weights {event['weights']}{cache}"
 
 
 def _stream_ids(event: Event) -> None:
@@ -84,15 +94,19 @@ _POSITIVE = click.IntRange(min=1)
 @click.option("--ids", required=True, metavar="1,2,3", help="The prompt, as token ids.")
 @click.option("--gen", type=_POSITIVE, default=16, show_default=True, help="Tokens to generate.")
 @common.tp()
-@click.option("--threads", type=_POSITIVE, metavar="N", help="Threads per rank [cores / ranks].")
-@click.option("--chunk", type=_POSITIVE, help=f"Prompt tokens in a step [{DEFAULT_CHUNK}].")
-@click.option("--ctx", type=_POSITIVE, help=f"Positions to compile for [{DEFAULT_CONTEXT}].")
-@click.option("--workgroups", type=_POSITIVE, help="Virtual workgroups of the program [8].")
+@click.option("--threads", type=_POSITIVE, metavar="N",
+              help="Threads per rank. Default: cores / ranks.")
+@click.option("--chunk", type=_POSITIVE, help=f"Prompt tokens in a step. Default: {DEFAULT_CHUNK}.")
+@click.option("--ctx", type=_POSITIVE,
+              help=f"Positions to compile for. Default: {DEFAULT_CONTEXT}, or what the run needs.")
+@click.option("--workgroups", type=_POSITIVE,
+              help=f"Workgroups of the program. Default: {get_target('cpu').workgroups}.")
 @click.option("--leaves", type=click.Choice(LEAVES), default="auto", show_default=True,
               help="Instruction set of the op bodies; the bits are the same.")  # fmt: skip
 @click.option("--prefill", type=click.Choice(["prefill", "decode"]), default="prefill",
               show_default=True, help="Program that reads the prompt.")  # fmt: skip
-@click.option("--cache", type=common.PATH, help="Where missing stages are built.")
+@click.option("--cache", type=common.PATH, help="Where missing stages are built. Default: "
+              "$XDG_CACHE_HOME/k3tool, or ~/.cache/k3tool.")
 @click.option("--isa", type=common.PATH, help="Run these streams (isa.h5).")
 @click.option("--plan", type=common.PATH, help="Emit and run this plan (plan.h5).")
 @click.option("--ignore-eos", is_flag=True, help="Do not stop at the model's end tokens.")
@@ -105,8 +119,10 @@ _POSITIVE = click.IntRange(min=1)
 def command(as_json: bool, verbose: bool, logits: Path | None, **given: Any) -> None:
     """Generate tokens on this machine, with N ranks as N processes.
 
-    Shards, plan and streams that are missing are built into a cache and used again when their
-    inputs are the same. Token ids go to stdout as they come, progress to stderr.
+    SOURCE is a checkpoint folder or a shards folder. What is missing (shards, which are a second
+    copy of the weights; plan and streams) is built into the cache and used again when its inputs
+    are the same; stderr and the start event say which. Without --tp the degree is that of the
+    shards, of --plan or --isa, or 1. Token ids go to stdout as they come, progress to stderr.
 
     \b
     Example:
@@ -124,6 +140,14 @@ def command(as_json: bool, verbose: bool, logits: Path | None, **given: Any) -> 
         if verbose or sys.stderr.isatty():
             click.echo(text, err=True)
 
-    result = run(options, logits, _stream_json if as_json else _stream_ids, say)
+    def note(text: str) -> None:
+        click.echo(text, err=True)
+
+    def on_event(event: Event) -> None:
+        if event["event"] == "start":
+            note(origin(event))
+        (_stream_json if as_json else _stream_ids)(event)
+
+    result = run(options, logits, on_event, say, note)
     if not as_json:
         click.echo(summary(result), err=True)

@@ -115,7 +115,7 @@ def summary_lines(info: ShardsInfo, verbose: bool) -> list[str]:
         lines.append(f"kept {info.kept_vision} tensors of the image side on every rank")
     if verbose:
         lines += [f"dropped {name}" for name in info.dropped]
-    return [*lines, f"digest {info.digest}"]
+    return [*lines, f"digest {info.digest[:16]}"]
 
 
 # -- check -------------------------------------------------------------------------------------
@@ -209,7 +209,7 @@ def _check(shards: Path, checkpoint: Path, jobs: int | None, as_json: bool, verb
 )
 @options.force()
 @options.as_json()
-@options.verbose()
+@options.verbose("Also name every dropped tensor and every fault, on stdout.")
 def command(
     checkpoint: Path,
     tp: int | None,
@@ -232,9 +232,9 @@ def command(
     \b
     Example:
       k3tool shard CKPT --tp 8 -o SHARDS
-      k3tool shard CKPT --tp 8 --rank 0 -o SHARDS
-      mpirun -n 8 k3tool shard CKPT --tp 8 -o SHARDS --mpi
       k3tool shard --check SHARDS CKPT
+      k3tool shard CKPT --tp 8 --rank 0 -o NODE0
+      mpirun -n 8 k3tool shard CKPT --tp 8 -o SHARDS8 --mpi
     """
     if check is not None:
         if tp or output or ranks or keep_vision or mpi or force:

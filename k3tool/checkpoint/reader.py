@@ -11,7 +11,7 @@ import weakref
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -21,6 +21,9 @@ from k3tool.checkpoint.identity import FileParts, identity_of_parts
 from k3tool.checkpoint.index import Index, read_index
 from k3tool.errors import ArtifactError
 from k3tool.model.config import K3Config
+
+if TYPE_CHECKING:
+    from k3tool.artifact import InputRef
 
 Array = npt.NDArray[Any]
 MAX_PREAD_BYTES = 1 << 30  # one read() stops at 2^31 - 4096 on Linux and fails above it on macOS
@@ -88,6 +91,12 @@ class Checkpoint:
                 self.index.sha256,
             )
         return self._identity
+
+    def as_input(self, role: str = "checkpoint") -> "InputRef":
+        """Return this checkpoint as an input of an artifact; its folder's name is only a label."""
+        from k3tool.artifact import InputRef  # HDF5 loads with it, and inspect does without
+
+        return InputRef(role, "checkpoint", self.path.resolve().name, self.identity)
 
     @property
     def config_bytes(self) -> bytes:

@@ -46,7 +46,7 @@ def write_set(plan: ShardPlan, folder: Path, path: Path) -> str:
         SHARDS_SCHEMA,
         datasets,
         {"tp": plan.tp, "checkpoint_identity": checkpoint.identity},
-        [InputRef("checkpoint", "checkpoint", checkpoint.path.name, checkpoint.identity)],
+        [checkpoint.as_input()],
         {"tp": plan.tp, "keep_vision": bool(plan.vision)},
     )
 

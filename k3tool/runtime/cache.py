@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from k3tool.artifact import InputRef, canonical_json
+from k3tool.artifact import InputRef, canonical_json, open_artifact
 from k3tool.checkpoint.reader import Checkpoint
 from k3tool.checkpoint.shard_writer import shard_checkpoint
 from k3tool.checkpoint.shards import SHARDS_NAME, SHARDS_SCHEMA, Shards
@@ -25,10 +25,12 @@ from k3tool.isa.emit import emit
 from k3tool.isa.stream import Isa, load_isa, save_isa
 from k3tool.isa.table import isa_hash
 from k3tool.model.config import K3Config
+from k3tool.model.sizes import rank_bytes
 from k3tool.runtime.build import ROOT
-from k3tool.runtime.options import BATCH, DEFAULT_CHUNK, RunOptions, context_of
+from k3tool.runtime.options import RunOptions, context_of
 from k3tool.runtime.weights import RankWeights
-from k3tool.targets import get_target
+from k3tool.tables import bytes_text
+from k3tool.targets import BATCH, DEFAULT_CHUNK, get_target
 
 TARGET = "cpu"
 Say = Callable[[str], None]
@@ -57,7 +59,25 @@ class Source:
         """Return the source as an input of a plan."""
         if self.shards is not None:
             return self.shards.as_input("shards")
-        return InputRef("checkpoint", "checkpoint", self.path.resolve().name, self.identity)
+        assert self.checkpoint is not None
+        return self.checkpoint.as_input()
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """The streams to run: `name` is their file's, `made` is given, built or reused."""
+
+    isa: Isa
+    name: str
+    made: str
+
+
+@dataclass(frozen=True, slots=True)
+class Weights:
+    """Every rank's weights; `made` is in place, given, built or reused."""
+
+    ranks: list[RankWeights]
+    made: str
 
 
 def open_source(options: RunOptions) -> Source:
@@ -78,15 +98,29 @@ def open_source(options: RunOptions) -> Source:
             str(path), got="one rank of shards", need="a checkpoint or a whole shards folder",
             hint=f"k3tool run {path.parent}",
         )  # fmt: skip
-    tp = options.tp or 1
+    tp = options.tp or _program_tp(options) or 1
     checkpoint.config.check_tp(tp)
     return Source(path, checkpoint.config, tp, checkpoint, None)
 
 
+def _program_tp(options: RunOptions) -> int | None:
+    """Return the TP degree of the plan or streams that the user gave, None where there are none."""
+    for path, kind in ((options.isa, "isa"), (options.plan, "plan")):
+        if path is not None:
+            with open_artifact(path, kind) as file:
+                return int(file.params["tp"])
+    return None
+
+
+def default_cache() -> Path:
+    """Return where missing stages are built unless a folder is named; it may not exist."""
+    base = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
+    return Path(base) / "k3tool"
+
+
 def cache_folder(options: RunOptions) -> Path:
     """Return the cache folder, created."""
-    base = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
-    folder = options.cache or Path(base) / "k3tool"
+    folder = options.cache or default_cache()
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -105,15 +139,21 @@ def _locked(folder: Path, key: str) -> Iterator[None]:
 # -- weights -----------------------------------------------------------------------------------
 
 
-def rank_weights(source: Source, options: RunOptions, say: Say) -> list[RankWeights]:
-    """Return every rank's weights: a checkpoint in place at TP 1, else shards, made if missing."""
+def rank_weights(source: Source, options: RunOptions, say: Say, note: Say) -> Weights:
+    """Return every rank's weights: a checkpoint in place at TP 1, else shards, made if missing.
+
+    `note` is told before a second copy of the weights is written: how large, and where.
+    """
     if source.checkpoint is not None and source.tp == 1:
-        return [RankWeights(source.checkpoint, 1)]
-    shards = source.shards or _cached_shards(source, cache_folder(options), say)
-    return [RankWeights(shards.rank(rank), shards.tp) for rank in range(shards.tp)]
+        return Weights([RankWeights(source.checkpoint, 1)], "in place")
+    shards, made = source.shards, "given"
+    if shards is None:
+        shards, made = _cached_shards(source, cache_folder(options), say, note)
+    ranks = [RankWeights(shards.rank(rank), shards.tp) for rank in range(shards.tp)]
+    return Weights(ranks, made)
 
 
-def _cached_shards(source: Source, folder: Path, say: Say) -> Shards:
+def _cached_shards(source: Source, folder: Path, say: Say, note: Say) -> tuple[Shards, str]:
     key = f"shards-{source.identity[:24]}-tp{source.tp}-schema{SHARDS_SCHEMA}"
     path = folder / key
     with _locked(folder, key):
@@ -127,16 +167,17 @@ def _cached_shards(source: Source, folder: Path, say: Say) -> Shards:
             else:
                 if shards.identity == source.identity:
                     say(f"shards from the cache: {path}")
-                    return shards
-        say(f"sharding to {source.tp} ranks: {path}")
+                    return shards, "reused"
+        copied = source.tp * rank_bytes(source.config, source.tp).total
+        note(f"writing a copy of the weights for {source.tp} ranks: {bytes_text(copied)} to {path}")
         shard_checkpoint(source.path, source.tp, path, force=True)
-        return Shards.open(path)
+        return Shards.open(path), "built"
 
 
 # -- program -----------------------------------------------------------------------------------
 
 
-def program(source: Source, options: RunOptions, say: Say) -> Isa:
+def program(source: Source, options: RunOptions, say: Say) -> Program:
     """Return the streams to run: the user's own, checked, or from the cache, or newly compiled.
 
     Raises: ArtifactError for an artifact of another model or build; TargetError for another target.
@@ -144,16 +185,16 @@ def program(source: Source, options: RunOptions, say: Say) -> Isa:
     if options.isa is not None:
         isa = load_isa(options.isa)
         _check_foreign(isa, source, options, str(options.isa))
-        return isa
+        return Program(isa, options.isa.name, "given")
     if options.plan is not None:
         plan = load_plan(options.plan)
         isa = emit(plan, str(plan.params["target"]), options.plan.name)
         _check_foreign(isa, source, options, str(options.plan))
-        return isa
+        return Program(isa, f"emitted in memory from {options.plan.name}", "given as a plan")
     return _cached_program(source, options, say)
 
 
-def _cached_program(source: Source, options: RunOptions, say: Say) -> Isa:
+def _cached_program(source: Source, options: RunOptions, say: Say) -> Program:
     folder = cache_folder(options)
     target = get_target(TARGET)
     settings: dict[str, Any] = {
@@ -167,7 +208,8 @@ def _cached_program(source: Source, options: RunOptions, say: Say) -> Isa:
     }
     eps = dict(sorted(source.config.eps.items()))
     reference = source.as_input()
-    identity = canonical_json([settings, eps, reference, isa_hash(), _compiler_hash()])
+    unnamed = reference._replace(name="")  # a renamed folder holds the same checkpoint
+    identity = canonical_json([settings, eps, unnamed, isa_hash(), _compiler_hash()])
     key = "program-" + hashlib.sha256(identity.encode()).hexdigest()[:24]
     path, plan_path = folder / f"{key}.isa.h5", folder / f"{key}.plan.h5"
     with _locked(folder, key):
@@ -178,14 +220,14 @@ def _cached_program(source: Source, options: RunOptions, say: Say) -> Isa:
                 say(f"a cached program is built again: {error}")
             else:
                 say(f"program from the cache: {path}")
-                return isa
+                return Program(isa, path.name, "reused")
         say(f"compiling: {path}")
         compiled = compile_plan(
             source.config, inputs=[reference], checkpoint_identity=source.identity, **settings
         )
         plan = save_plan(compiled, plan_path)
         save_isa(emit(plan, target.name, plan_path.name), path)
-        return load_isa(path)
+        return Program(load_isa(path), path.name, "built")
 
 
 def _compiler_hash() -> str:
@@ -203,6 +245,8 @@ def _check_foreign(isa: Isa, source: Source, options: RunOptions, name: str) -> 
         raise TargetError(f"{name}: target", got=isa.target, need=TARGET)
     if isa.tp != source.tp:
         hint = f"compile a plan with --tp {source.tp}"
+        if source.checkpoint is not None:
+            hint = f"--tp {isa.tp}, or {hint}"
         raise ArtifactError(f"{name}: tp", got=isa.tp, need=source.tp, hint=hint)
     made_for = str(isa.params["checkpoint_identity"])
     if made_for != source.identity:

@@ -6,8 +6,8 @@ from pathlib import Path
 
 from k3tool.errors import UsageError
 from k3tool.model.config import K3Config
+from k3tool.targets import DEFAULT_CONTEXT
 
-DEFAULT_CHUNK, DEFAULT_CONTEXT, BATCH = 64, 4096, 1
 _MOST = {"threads": 1024, "workgroups": 4096, "chunk": 4096}
 
 
@@ -73,17 +73,28 @@ def check_request(options: RunOptions, config: K3Config) -> None:
         raise UsageError("--plan", got="also --isa", need="one of the two")
     if not options.deadline_seconds > 0:
         raise UsageError("--deadline", got=options.deadline_seconds, need="seconds above 0")
-    check_length(options, context_of(options, config))
+    check_length(options, context_of(options, config), config.max_position_embeddings)
 
 
-def check_length(options: RunOptions, context: int) -> None:
-    """Refuse a prompt and tokens that do not fit `context` positions. Raises: UsageError."""
+def check_length(options: RunOptions, context: int, limit: int) -> None:
+    """Refuse a prompt and tokens that do not fit `context` positions; `limit` is the model's.
+
+    Raises: UsageError with a hint that can work: no --ctx goes past the model's own limit.
+    """
     need = len(options.ids) + options.gen
-    if need > context:
-        raise UsageError(
-            "prompt and tokens", got=f"{len(options.ids)} + {options.gen} = {need} positions",
-            need=f"at most {context}", hint="raise --ctx, or generate fewer",
-        )  # fmt: skip
+    if need <= context:
+        return
+    of_model, fewer = "", "generate fewer, or shorten the prompt"
+    if need > limit:
+        of_model, hint = " (max_position_embeddings)" if context == limit else "", fewer
+    elif options.isa is not None or options.plan is not None:
+        hint = f"compile a plan with --ctx {need} or more, or {fewer}"
+    else:
+        hint = f"--ctx {need} or more, or {fewer}"
+    raise UsageError(
+        "prompt and tokens", got=f"{len(options.ids)} + {options.gen} = {need} positions",
+        need=f"at most {context}{of_model}", hint=hint,
+    )  # fmt: skip
 
 
 def context_of(options: RunOptions, config: K3Config) -> int:

@@ -6,7 +6,8 @@ whole or not at all.
 
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,7 +19,15 @@ from k3tool.errors import ArtifactError, UsageError
 from k3tool.isa.stream import Isa
 from k3tool.model.config import K3Config
 from k3tool.runtime import records
-from k3tool.runtime.cache import Source, cache_folder, open_source, program, rank_weights
+from k3tool.runtime.cache import (
+    Program,
+    Source,
+    Weights,
+    cache_folder,
+    open_source,
+    program,
+    rank_weights,
+)
 from k3tool.runtime.fault_words import fault_error
 from k3tool.runtime.finite import require_finite
 from k3tool.runtime.image import Request, build_image
@@ -34,7 +43,6 @@ Array = npt.NDArray[Any]
 Event = dict[str, Any]
 OnEvent = Callable[[Event], None]
 Say = Callable[[str], None]
-_MASK = (1 << 64) - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +66,23 @@ class RunResult:
     tokens_digest: str | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class _Job:
+    """All that is settled before ranks start."""
+
+    options: RunOptions
+    source: Source
+    program: Program
+    weights: Weights
+    request: Request
+
+    @property
+    def cache(self) -> str | None:
+        """Return the cache folder where it had a part in this run."""
+        used = {"built", "reused"} & {self.program.made, self.weights.made}
+        return str(cache_folder(self.options)) if used else None
+
+
 @dataclass(slots=True)
 class _Tally:
     """What has been heard so far."""
@@ -68,12 +93,16 @@ class _Tally:
 
 
 def run_model(
-    options: RunOptions, on_event: OnEvent | None = None, say: Say | None = None
+    options: RunOptions,
+    on_event: OnEvent | None = None,
+    say: Say | None = None,
+    note: Say | None = None,
 ) -> RunResult:
     """Run a model and return its tokens; `on_event` gets `start`, `token` and `end` as they come.
 
-    `say` gets progress in words. Raises: UsageError before any weight is read; ArtifactError for
-    inputs; UnsoundError when ranks trap, die or differ; TargetError when this machine cannot.
+    `say` gets progress in words, `note` what a user has to know before it happens.
+    Raises: UsageError before any weight is read; ArtifactError for inputs; UnsoundError when ranks
+    trap, die or differ; TargetError when this machine cannot.
     """
     quiet: Say = say or (lambda text: None)
     source = open_source(options)
@@ -82,24 +111,25 @@ def run_model(
         require_whole(source.checkpoint)
     interpreter = load(options.interpreter, any_source=options.interpreter is not None)
     check_leaves(interpreter, options.leaves)
-    isa = program(source, options, quiet)
-    request = _request(options, isa, source)
-    weights = rank_weights(source, options, quiet)
+    streams = program(source, options, quiet)
+    request = _request(options, streams.isa, source)
+    weights = rank_weights(source, options, quiet, note or quiet)
     try:
-        for rank in weights:
+        for rank in weights.ranks:
             require_finite(rank.folder, cache_folder(options), quiet)
         images = [
-            build_image(isa, rank, folder, request, source.config.vocab_size)
-            for rank, folder in enumerate(weights)
+            build_image(streams.isa, rank, folder, request, source.config.vocab_size)
+            for rank, folder in enumerate(weights.ranks)
         ]
-        check_room(images, weights)
+        check_room(images, weights.ranks)
     finally:
-        _close(weights)
+        _close(weights.ranks)
     launch = Launch(
         interpreter.path, images, _threads(options, source.tp), options.leaves,
         options.deadline_seconds, _logits_shape(options, source.config),
     )  # fmt: skip
-    return _run_ranks(options, isa, source, launch, on_event or (lambda event: None), weights)
+    job = _Job(options, source, streams, weights, request)
+    return _run_ranks(job, launch, on_event or (lambda event: None))
 
 
 def _close(weights: Sequence[RankWeights]) -> None:
@@ -114,7 +144,8 @@ def _threads(options: RunOptions, tp: int) -> int:
 
 def _request(options: RunOptions, isa: Isa, source: Source) -> Request:
     """Fit the request to the program. Raises: UsageError where it does not."""
-    check_length(options, int(isa.params["ctx"]))
+    limit = source.config.max_position_embeddings
+    check_length(options, int(isa.params["ctx"]), limit)
     stream = isa.streams.get(options.prefill)
     if stream is None or "decode" not in isa.streams:
         raise ArtifactError("isa: phases", got=sorted(isa.streams), need="decode and prefill")
@@ -135,29 +166,21 @@ def _logits_shape(options: RunOptions, config: K3Config) -> tuple[int, int] | No
 # -- the ranks' life ---------------------------------------------------------------------------
 
 
-def _run_ranks(
-    options: RunOptions,
-    isa: Isa,
-    source: Source,
-    launch: Launch,
-    on_event: OnEvent,
-    weights: Sequence[RankWeights],
-) -> RunResult:
-    tally = _Tally()
+def _run_ranks(job: _Job, launch: Launch, on_event: OnEvent) -> RunResult:
+    options, tally = job.options, _Tally()
     with RankGroup(launch) as group:
         try:
             group.wait_ready()
-            on_event(_start_event(options, isa, source, launch, group.leaves))
+            on_event(_start_event(job, launch, group.leaves))
             for rows in group.steps():
                 _hear(tally, rows, options, on_event)
         except FaultError as stop:
-            raise fault_error(isa, stop.fault, weights) from None
+            raise fault_error(job.program.isa, stop.fault, job.weights.ranks) from None
         logits = group.logits() if options.logits else None
         peak, leaves = group.peak_bytes, group.leaves
-    result = _result(options, source, tally, peak, leaves, logits)
+    result = _result(job, tally, peak, leaves, logits)
     if options.output is not None:
-        digest = _write_tokens(options, isa, source, result)
-        result = _with_digest(result, digest)
+        result = replace(result, tokens_digest=_write_tokens(options.output, job, result))
     on_event(_end_event(result))
     return result
 
@@ -185,9 +208,8 @@ def _hear(tally: _Tally, rows: Array, options: RunOptions, on_event: OnEvent) ->
     )
 
 
-def _result(
-    options: RunOptions, source: Source, tally: _Tally, peak: int, leaves: str, logits: Array | None
-) -> RunResult:
+def _result(job: _Job, tally: _Tally, peak: int, leaves: str, logits: Array | None) -> RunResult:
+    options, source = job.options, job.source
     tokens = tuple(int(rows["id"][0]) for rows in tally.rows)
     n_prompt, n_decoded = len(options.ids), len(tokens) - 1
     by_rank = []
@@ -199,8 +221,8 @@ def _result(
         by_rank.append(column)
     return RunResult(
         tokens=tokens,
-        reason="length" if len(tokens) == options.gen and not _stopped(options, source, tokens)
-        else "stop",
+        reason="stop" if len(tokens) < options.gen or tokens[-1] in job.request.stop_ids
+        else "length",
         prefill_tokens_per_second=_rate(n_prompt, tally.prefill_ns),
         decode_tokens_per_second=_rate(n_decoded, tally.decode_ns),
         peak_memory_bytes=peak,
@@ -212,10 +234,6 @@ def _result(
     )  # fmt: skip
 
 
-def _stopped(options: RunOptions, source: Source, tokens: tuple[int, ...]) -> bool:
-    return not options.ignore_eos and tokens[-1] in stop_ids(source.path, source.config)
-
-
 def _rate(n_tokens: int, ns: int) -> float | None:
     return n_tokens * 1e9 / ns if n_tokens and ns else None
 
@@ -223,14 +241,16 @@ def _rate(n_tokens: int, ns: int) -> float | None:
 # -- events and files --------------------------------------------------------------------------
 
 
-def _start_event(
-    options: RunOptions, isa: Isa, source: Source, launch: Launch, leaves: str
-) -> Event:
+def _start_event(job: _Job, launch: Launch, leaves: str) -> Event:
+    isa, source, options = job.program.isa, job.source, job.options
     return {
         "event": "start",
         "source": str(source.path),
         "checkpoint": source.identity,
         "isa": isa.digest,
+        "program": job.program.made,
+        "weights": job.weights.made,
+        "cache": job.cache,
         "inputs": [ref._asdict() for ref in isa.inputs],
         "target": isa.target,
         "tp": source.tp,
@@ -256,17 +276,16 @@ def _end_event(result: RunResult) -> Event:
     }
 
 
-def _with_digest(result: RunResult, digest: str) -> RunResult:
-    fields = {name: getattr(result, name) for name in RunResult.__dataclass_fields__}
-    return RunResult(**(fields | {"tokens_digest": digest}))
-
-
-def _write_tokens(options: RunOptions, isa: Isa, source: Source, result: RunResult) -> str:
-    assert options.output is not None
+def _write_tokens(output: Path, job: _Job, result: RunResult) -> str:
+    options, isa, source = job.options, job.program.isa, job.source
+    # Of shards only the checkpoint's identity is known, not what its folder was called.
+    name = source.path.resolve().name if source.checkpoint is not None else "checkpoint"
     inputs = [
-        InputRef("checkpoint", "checkpoint", source.path.resolve().name, source.identity),
-        InputRef("isa", "isa", options.isa.name if options.isa else "isa.h5", isa.digest),
+        InputRef("checkpoint", "checkpoint", name, source.identity),
+        InputRef("isa", "isa", job.program.name, isa.digest),
     ]
+    if options.plan is not None:
+        inputs += [ref for ref in isa.inputs if ref.role == "plan"]
     if source.shards is not None:
         inputs.append(source.shards.as_input("shards"))
     params = {
@@ -277,7 +296,7 @@ def _write_tokens(options: RunOptions, isa: Isa, source: Source, result: RunResu
         "ignore_eos": options.ignore_eos,
     }
     return write_tokens(
-        options.output, result.records, options.ids, params=params, inputs=inputs, target=isa.target
+        output, result.records, options.ids, params=params, inputs=inputs, target=isa.target
     )
 
 

@@ -70,7 +70,7 @@ def test_shard_prints_what_it_did(k3tool: Callable, oracle: Oracle, tmp_path: Pa
     assert outcome.code == 0
     assert outcome.err == ""  # no bar where stderr is no terminal
     assert "dropped vision_tower.patch_embed.proj.weight" in outcome.out
-    assert outcome.out.strip().endswith(Shards.open(tmp_path / "s").digest)
+    assert outcome.out.strip().endswith(Shards.open(tmp_path / "s").digest[:16])
 
 
 def test_shard_json(k3tool: Callable, oracle: Oracle, tmp_path: Path) -> None:
@@ -134,7 +134,8 @@ def test_provenance_reaches_the_checkpoint(
     identity = json.loads(k3tool("inspect", oracle("tiny_tp8"), "--json").out)["identity"]
     outcome = k3tool("provenance", tmp_path / "s" / "shards.h5")
     assert outcome.code == 0
-    assert outcome.out.splitlines()[-1].strip() == f"checkpoint: checkpoint tiny_tp8 {identity}"
+    assert outcome.out.splitlines()[-1].strip() == f"checkpoint: tiny_tp8 {identity[:16]}"
+    assert k3tool("provenance", tmp_path / "s").out == outcome.out  # the folder stands for its file
     chain = json.loads(k3tool("provenance", tmp_path / "s" / "shards.h5", "--json").out)
     assert chain["params"] == {"keep_vision": False, "tp": 2}
     assert chain["inputs"][0]["digest"] == identity
@@ -143,4 +144,7 @@ def test_provenance_reaches_the_checkpoint(
 def test_provenance_of_no_artifact(k3tool: Callable, tmp_path: Path) -> None:
     (tmp_path / "x.h5").write_text("x")
     assert k3tool("provenance", tmp_path / "x.h5").code == 3
+    folder = k3tool("provenance", tmp_path)
+    assert folder.code == 3
+    assert "got a folder, need an artifact file" in folder.err
     assert k3tool("provenance", tmp_path / "y.h5").code == 3

@@ -90,7 +90,7 @@ def test_tokens_of_one_and_four_ranks_compare_equal(run: Run, oracle: Run, tmp_p
         assert run(oracle("tiny_tp8"), "--tp", tp, "--ignore-eos", "-o", path).code == 0
         files.append(read_tokens(path))
     checks = verify_ranks(files)
-    assert [check.status for check in checks] == ["PASS"] * 5
+    assert [check.status for check in checks] == ["PASS"] * 4
 
 
 def test_it_stops_at_an_end_id_of_either_file(run: Run, writable: Run) -> None:
@@ -210,7 +210,8 @@ def test_ctrl_c_ends_with_130_and_no_stray_rank(oracle: Run, cache: Path) -> Non
         process.send_signal(signal.SIGINT)
         _, err = process.communicate(timeout=30)
     assert process.returncode == 130
-    assert err.strip() == "interrupted"
+    assert err.splitlines()[-1] == "interrupted"
+    assert "Traceback" not in err
     assert not any(Path(f"/proc/{pid}").exists() for pid in ranks)
 
 
@@ -220,7 +221,7 @@ def test_a_closed_pipe_ends_quietly(oracle: Run, cache: Path) -> None:
         ranks = _children(process.pid)
         process.stdout.close()
         assert process.wait(timeout=30) == 0
-        assert process.stderr.read() == ""
+        assert "Error" not in process.stderr.read()
     assert not any(Path(f"/proc/{pid}").exists() for pid in ranks)
 
 
@@ -232,7 +233,7 @@ def test_stages_are_built_once_and_again_when_the_checkpoint_changes(
 ) -> None:
     folder = writable("tiny_tp8")
     first = run(folder, "--tp", 2, "--ignore-eos", "-v")
-    assert "sharding" in first.err
+    assert "writing a copy of the weights for 2 ranks: 8.553 MB to" in first.err
     assert "compiling" in first.err
     second = run(folder, "--tp", 2, "--ignore-eos", "-v")
     assert "shards from the cache" in second.err
@@ -245,8 +246,63 @@ def test_stages_are_built_once_and_again_when_the_checkpoint_changes(
         file.seek(info.offset)
         file.write(b"\0\x40" * (info.n_bytes // 2))  # another model with the same headers
     third = run(folder, "--tp", 2, "--ignore-eos", "-v")
-    assert "sharding" in third.err
+    assert "writing a copy" in third.err
     assert third.out != first.out
+
+
+def test_a_run_says_where_program_and_weights_came_from(
+    run: Run, writable: Run, cache: Path
+) -> None:
+    folder = writable("tiny_tp8")
+    first = run(folder, "--tp", 2, "--ignore-eos")
+    assert f"program built, weights built (cache {cache})" in first.err
+    renamed = folder.rename(folder.parent / "renamed")
+    second = run(renamed, "--tp", 2, "--ignore-eos", "--json")
+    assert f"program reused, weights reused (cache {cache})" in second.err
+    assert "writing a copy" not in second.err
+    start = events(second.out)[0]
+    assert (start["program"], start["weights"], start["cache"]) == ("reused", "reused", str(cache))
+    assert "weights in place" in run(renamed, "--tp", 1, "--ignore-eos").err
+
+
+def test_a_plan_brings_its_own_degree(run: Run, k3tool: Run, oracle: Run, tmp_path: Path) -> None:
+    plan = tmp_path / "plan.h5"
+    assert k3tool("compile-plan", oracle("tiny_tp8"), "--tp", 2, "-o", plan).code == 0
+    done = run(oracle("tiny_tp8"), "--plan", plan, "--ignore-eos")
+    assert done.code == 0
+    assert "2 ranks identical" in done.err
+    refused = run(oracle("tiny_tp8"), "--plan", plan, "--tp", 4)
+    assert refused.code == 3
+    assert "hint: --tp 2" in refused.err
+
+
+def test_a_length_past_the_model_is_not_answered_with_ctx(run: Run, oracle: Run) -> None:
+    done = run(oracle("tiny_tp8"), gen=10**6)
+    assert done.code == 2
+    assert "max_position_embeddings" in done.err
+    assert "--ctx" not in done.err
+    done = run(oracle("tiny_tp8"), "--ctx", 256, gen=300)
+    assert done.code == 2
+    assert "hint: --ctx 303 or more" in done.err
+
+
+def test_provenance_finds_the_cached_program_of_a_short_run(
+    k3tool: Run, oracle: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "home"))
+    tokens = tmp_path / "out" / "tokens.h5"
+    tokens.parent.mkdir()
+    words = ("run", oracle("tiny_tp8"), "--ids", "1,2", "--gen", 2, "--tp", 2)
+    assert k3tool(*words, "-o", tokens).code == 0
+    done = k3tool("provenance", tokens)
+    assert done.code == 0
+    assert re.search(r"^  isa: program-\w+\.isa\.h5 [0-9a-f]{16}$", done.out, re.M)
+    assert re.search(r"^    plan: program-\w+\.plan\.h5 [0-9a-f]{16}$", done.out, re.M)
+    assert "not found" not in done.out
+    assert max(map(len, done.out.splitlines())) < 250
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "elsewhere"))
+    lost = k3tool("provenance", tokens)
+    assert "not found: name its folder with --search" in lost.out
 
 
 def test_a_damaged_cache_entry_is_built_again(run: Run, oracle: Run, cache: Path) -> None:
