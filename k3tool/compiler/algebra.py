@@ -79,7 +79,8 @@ def chunks(d: int, row: list[Any]) -> list[Any]:
 
 def share(a: Algebra, r: int, row: Vec) -> Vec:
     """Return one rank's part of a row."""
-    return chunks(len(row) // a.ranks, row)[r]
+    found: Vec = chunks(len(row) // a.ranks, row)[r]
+    return found
 
 
 def _rows(*values: Mat) -> list[Any]:

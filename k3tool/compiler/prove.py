@@ -33,37 +33,36 @@ _CLOSED = "Closed under the global context"
 _THEOREM = re.compile(r"^Theorem (\w+)", re.MULTILINE)
 
 
-def prove(rules: Sequence[Rule] = RULES, files: Sequence[Path] = ()) -> dict[str, str]:
+def prove(rules: Sequence[Rule] = RULES) -> dict[str, str]:
     """Return the hashes of all theorems that Coq accepts, by name.
 
-    `files` are more sources to compile, after those of the project. Raises: TargetError without
-    Coq; UnsoundError naming what Coq does not accept.
+    Raises: TargetError without Coq; ArtifactError for statements that are not the rows';
+    UnsoundError naming what Coq does not accept.
     """
-    if shutil.which("coqc") is None:
-        raise TargetError("coqc", got="absent", need="Coq", hint="apt-get install coq")
     if STATEMENTS.read_text() != statements_file():
         raise ArtifactError(str(STATEMENTS), got="stale", need="the rows' statements",
                             hint="run `make gen`")  # fmt: skip
-    more = [name for path in sources() for name in _THEOREM.findall(path.read_text())]
-    names = {theorem_name(rule) for rule in rules}
-    free = [name for name in more if name not in names]
     with tempfile.TemporaryDirectory() as scratch:
-        folder = Path(scratch)
-        for path in sources():
-            target = folder / path.relative_to(PROOFS)
-            target.parent.mkdir(exist_ok=True)
-            target.write_bytes(path.read_bytes())
-            _coqc(folder, target)
-        for path in files:
-            shutil.copy(path, folder / path.name)
-            _coqc(folder, folder / path.name)
-        _confirm(folder, rules, free, [path.stem for path in files])
-    hashes = {theorem_name(rule): theorem_hash(rule) for rule in rules}
-    return dict(sorted((hashes | {name: source_hash(name) for name in free}).items()))
+        compile_sources(Path(scratch))
+        return confirmed(Path(scratch), rules)
 
 
-def _coqc(folder: Path, path: Path) -> str:
-    """Compile one file; return what Coq printed. Raises: UnsoundError with its first complaint."""
+def compile_sources(folder: Path) -> None:
+    """Compile the project's proofs in a folder. Raises: as `prove`."""
+    if shutil.which("coqc") is None:
+        raise TargetError("coqc", got="absent", need="Coq", hint="apt-get install coq")
+    for path in sources():
+        target = folder / path.relative_to(PROOFS)
+        target.parent.mkdir(exist_ok=True)
+        compile_file(folder, target, path.read_text())
+
+
+def compile_file(folder: Path, path: Path, text: str) -> str:
+    """Write and compile one file of a folder; return what Coq printed.
+
+    Raises: UnsoundError with Coq's complaint.
+    """
+    path.write_text(text)
     command = ["coqc", "-q", "-Q", ".", "K3", str(path.relative_to(folder))]
     done = subprocess.run(
         command, cwd=folder, capture_output=True, text=True, timeout=TIMEOUT_S, check=False
@@ -74,27 +73,32 @@ def _coqc(folder: Path, path: Path) -> str:
     return done.stdout
 
 
-def _confirm(
-    folder: Path, rules: Sequence[Rule], free: Sequence[str], modules: Sequence[str]
-) -> None:
-    """Have Coq look up each theorem, compare its statement and list what it rests on."""
-    imports = [path.relative_to(PROOFS).with_suffix("") for path in sources()]
-    lines = [f"From K3 Require Import {'.'.join(path.parts)}." for path in imports]
-    lines += [f"From K3 Require Import {name}." for name in modules]
-    wanted = []
-    for rule in rules:
-        name = theorem_name(rule)
-        lines.append(f"Definition has_{name} : forall (A : Arith.Arith) (St : Arith.Step), "
-                     f"@Statements.stmt_{name} A St := {name}.")  # fmt: skip
-        wanted.append(f"has_{name}")
-    wanted += free
+def confirmed(folder: Path, rules: Sequence[Rule], modules: Sequence[str] = ()) -> dict[str, str]:
+    """Have Coq look up each theorem, compare its statement and list what it rests on.
+
+    `modules` are more files of the folder, whose names hide the project's. Returns the theorems'
+    hashes by name. Raises: UnsoundError naming what Coq does not accept.
+    """
+    rule_of = {theorem_name(rule): rule for rule in rules}
+    every = [name for path in sources() for name in _THEOREM.findall(path.read_text())]
+    others = [name for name in every if name not in {theorem_name(rule) for rule in RULES}]
+    imports = [path.relative_to(PROOFS).with_suffix("").parts for path in sources()]
+    files = [".".join(parts) for parts in imports] + list(modules)
+    lines = [f"From K3 Require Import {file}." for file in files]
+    lines += [
+        f"Definition has_{name} : forall (A : Arith.Arith) (St : Arith.Step), "
+        f"@Statements.stmt_{name} A St := {name}."
+        for name in rule_of
+    ]
+    wanted = [*(f"has_{name}" for name in rule_of), *others]
     lines += [f"Print Assumptions {name}." for name in wanted]
-    path = folder / "Confirm.v"
-    path.write_text("\n".join(lines) + "\n")
-    answers = [line for line in _coqc(folder, path).splitlines() if line.strip()]
+    said = compile_file(folder, folder / "Confirm.v", "\n".join(lines) + "\n")
+    answers = [line for line in said.splitlines() if line.strip()]
     if answers != [_CLOSED] * len(wanted):
         odd = next((line for line in answers if line != _CLOSED), f"{len(answers)} answers")
         raise UnsoundError("theorems", got=odd, need=f"{len(wanted)} without assumptions")
+    hashes = {name: theorem_hash(rule) for name, rule in rule_of.items()}
+    return dict(sorted((hashes | {name: source_hash(name) for name in others}).items()))
 
 
 def stamp_text(theorems: dict[str, str]) -> str:

@@ -147,8 +147,9 @@ def _results(plan: Plan, phase: Phase, index: int) -> set[str]:
 def _places(row: Fired) -> set[str]:
     """Return the values that an application rewrote, and the new ones inside its right sides."""
     roots = row.root.split()
-    rule = next(rule for rule in RULES if rule.name == row.rule)
-    inner = (term for _, right in rule.equations for term in list(right.subterms())[1:])
+    rules = (rule for rule in RULES if rule.name == row.rule)  # an unknown one is named by itself
+    rights = (right for rule in rules for _, right in rule.equations)
+    inner = (term for right in rights for term in list(right.subterms())[1:])
     return {*roots, *(inner_name(roots[0], term.op) for term in inner)}
 
 
