@@ -25,7 +25,7 @@ def fault_error(isa: Isa, fault: records.Fault, weights: Sequence[RankWeights]) 
     if fault.code == records.SCALE and fault.rank < len(weights):
         for tensor in operands.values():
             if tensor.role == "experts":
-                found = _refused_scale(weights[fault.rank], tensor, fault.detail)
+                found = _refused_scale(weights[fault.rank], tensor, fault)
                 if found is not None:
                     return found
     spec = spec_of(fault.opcode)
@@ -47,9 +47,9 @@ def _operands(isa: Isa, fault: records.Fault) -> Iterator[tuple[str, Tensor]]:
             yield operand.name, isa.tensors[handle]
 
 
-def _refused_scale(rank: RankWeights, tensor: Tensor, expert: int) -> UnsoundError | None:
+def _refused_scale(rank: RankWeights, tensor: Tensor, fault: records.Fault) -> UnsoundError | None:
     folder = rank.folder
-    name = f"{tensor.source.replace('{E}', str(expert))}.weight_scale"
+    name = f"{tensor.source.replace('{E}', str(fault.detail))}.weight_scale"
     scales = folder.read(name)
     if scales.max(initial=0) < SCALE_LIMIT:
         return None
@@ -59,4 +59,5 @@ def _refused_scale(rank: RankWeights, tensor: Tensor, expert: int) -> UnsoundErr
     error = Finding("scale byte", folder.tensor_info(name).file, place, got, need).error(
         folder.path
     )
-    return UnsoundError(error.object, got=error.got, need=error.need, hint=error.hint)
+    hint = f"{error.hint} (met by {records.op_name(fault.opcode)} on rank {fault.rank})"
+    return UnsoundError(error.object, got=error.got, need=error.need, hint=hint)

@@ -19,7 +19,8 @@ IDS, GEN, TP = "5,9,2", 3, 2
 # What a person must not be left alone with.
 FORBIDDEN = ("Traceback", "Error:", "Errno", "errno", "object at 0x", "None", "<class")
 HINT = "\n  hint: "
-_MORE = re.compile(r" \(k3tool inspect \S.* lists [0-9]+ more\)")
+# What one command adds to a next step that is the same for all.
+_MORE = re.compile(r" \((k3tool inspect \S.* lists [0-9]+ more|met by [A-Z0-9_]+ on rank \d+)\)$")
 
 
 class Answer(NamedTuple):
@@ -96,7 +97,8 @@ def message(stage: str, answer: Answer, folder: Path) -> str:
     assert lines[0].startswith(start), answer.err
     assert len(lines) == 2, f"{stage}: no next step:\n{answer.err}"
     assert lines[1].startswith(HINT.strip("\n")), answer.err
-    return relative("\n".join([lines[0].removeprefix(start), lines[1]]), folder)
+    step = _MORE.sub("", lines[1])
+    return relative("\n".join([lines[0].removeprefix(start), step]), folder)
 
 
 def relative(text: str, folder: Path) -> str:
@@ -149,7 +151,7 @@ class Bench:
         check_words("shard", said, case)
         report = relative(inspect.out + inspect.err, path)
         assert "Traceback" not in report
-        for part in _MORE.sub("", said).split(HINT):
+        for part in said.split(HINT):
             assert part in report, f"inspect does not say: {part}\n{report}"
         return Verdict(*codes, said.replace(str(path.parent), "…"))
 
