@@ -13,6 +13,7 @@ from pathlib import Path
 
 from k3tool.artifact import canonical_json
 from k3tool.atomic import atomic_path
+from k3tool.checkpoint.identity import checkpoint_identity
 from k3tool.checkpoint.index import INDEX_NAME
 from k3tool.checkpoint.reader import Checkpoint
 from k3tool.checkpoint.shard_copy import FileRecord, copy_bytes, stands, write_file
@@ -262,24 +263,31 @@ class ShardJob:
 
     def _finish_ranks(self) -> None:
         """Write what stands beside a rank's tensors: index, config, rank.h5."""
-        rows, files = self.plan.rows, self.plan.files
+        identities = self._write_indexes()  # first: its text is large and gone after it
+        records = [self._record(file) for file in self.plan.files]
+        for rank, name in zip(self.ranks, self.names, strict=True):
+            sha256 = b"".join(record.sha256[rank] for record in records)
+            max_scale = b"".join(record.max_scale[rank] for record in records)
+            folder, identity = self.work.set / name, identities[rank]
+            write_rank(folder, self.tp, rank, self.digest, identity, sha256, max_scale)
+
+    def _write_indexes(self) -> dict[int, str]:
+        """Write index and config into every rank's folder; return the folders' identities."""
+        rows, files, config = self.plan.rows, self.plan.files, self.checkpoint.config_bytes
         index = {
             "metadata": {"total_size": self.plan.rank_bytes},
             "weight_map": {
                 name: files[file] for name, file in zip(rows.name, rows.rank_file, strict=True)
             },
         }
-        text, config = canonical_json(index).encode(), self.checkpoint.config_bytes
-        records = [self._record(file) for file in files]
+        text = canonical_json(index).encode()
+        identities = {}
         for rank, name in zip(self.ranks, self.names, strict=True):
             folder = self.work.set / name
             _write_bytes(folder / INDEX_NAME, text)
             _write_bytes(folder / "config.json", config)
-            with Checkpoint.open(folder) as written:
-                identity = written.identity
-            sha256 = b"".join(record.sha256[rank] for record in records)
-            max_scale = b"".join(record.max_scale[rank] for record in records)
-            write_rank(folder, self.tp, rank, self.digest, identity, sha256, max_scale)
+            identities[rank] = checkpoint_identity(folder, files, config, text)
+        return identities
 
     def _record(self, file: str) -> FileRecord:
         record = self.work.recall(file)
