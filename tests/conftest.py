@@ -19,6 +19,7 @@ import numpy as np
 import pytest
 
 from k3tool.checkpoint.reader import Checkpoint
+from k3tool.checkpoint.sample_writer import write_sample
 
 REPO = Path(__file__).resolve().parent.parent
 DATA = REPO / "tests" / "data"
@@ -27,6 +28,7 @@ SHARED = REPO.parent / "shared"
 hypothesis.settings.register_profile("k3", deadline=None)
 hypothesis.settings.load_profile("k3")
 ORACLES = ("tiny13", "tiny13_eps", "tiny_tp8", "tiny_wide")
+SAMPLE_WIDE = "sample_wide"  # no gold: made here, so that a clone has axes longer than 512
 
 
 class Outcome(NamedTuple):
@@ -72,6 +74,11 @@ def oracle(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
     made: dict[str, Path] = {}
 
     def path_of(name: str) -> Path:
+        if name == SAMPLE_WIDE:
+            if name not in made:
+                made[name] = tmp_path_factory.mktemp("oracle") / name
+                write_sample(made[name], "wide")
+            return made[name]
         assert name in ORACLES, name
         if (DATA / "oracle" / name).is_dir():
             return DATA / "oracle" / name

@@ -40,6 +40,28 @@ PRESETS: dict[str, Preset] = {
             "init_pos_emb_time": 4,
         },
     ),
+    # Every axis that a norm sums over is longer than 512: rule 6 of the arithmetic, sums in blocks.
+    "wide": Preset(
+        text={
+            "hidden_size": 640, "intermediate_size": 256, "num_hidden_layers": 4,
+            "num_attention_heads": 8, "num_key_value_heads": 8,
+            "q_lora_rank": 544, "kv_lora_rank": 544,
+            "qk_nope_head_dim": 16, "qk_rope_head_dim": 8, "v_head_dim": 16,
+            "num_experts": 6, "num_experts_per_token": 3, "num_shared_experts": 2,
+            "moe_intermediate_size": 256, "routed_expert_hidden_size": 576,
+            "attn_res_block_size": 3, "vocab_size": 512, "max_position_embeddings": 4096,
+            "bos_token_id": 500, "eos_token_id": 502, "pad_token_id": 511,
+        },
+        full_attn_layers=(2, 4),
+        linear_heads=8,
+        linear_head_dim=16,
+        vision={
+            "vt_hidden_size": 32, "vt_num_hidden_layers": 1, "vt_num_attention_heads": 2,
+            "qkv_hidden_size": 48, "vt_intermediate_size": 64, "mm_hidden_size": 32,
+            "patch_size": 14, "init_pos_emb_height": 4, "init_pos_emb_width": 4,
+            "init_pos_emb_time": 4,
+        },
+    ),
 }  # fmt: skip
 
 _FIXED: dict[str, Any] = {

@@ -11,6 +11,7 @@ import pytest
 from k3tool.compiler.rules import RULES
 from k3tool.runtime.interpreter import load
 from k3tool.runtime.run import RunResult
+from tests.conftest import SAMPLE_WIDE
 from tests.oracle.conftest import digest
 from tests.oracle.gate import distance
 
@@ -41,20 +42,21 @@ SPLITS: dict[str, dict[str, Any]] = {
     "tp-2-scalar": {"tp": 2, "workgroups": 2, "chunk": 7},
 }
 CASES = [(o, v) for o in ("tiny13", "tiny_tp8", "tiny_wide") for v in VARIANTS]
-CASES += [(o, v) for o in ("tiny_tp8", "tiny_wide") for v in SPLITS]
+CASES += [(o, v) for o in ("tiny_tp8", "tiny_wide", SAMPLE_WIDE) for v in SPLITS]
 
 Engine = Callable[..., RunResult]
 
 
 @pytest.fixture(scope="module")
 def base(engine: Engine, gold: Callable[[str], dict[str, np.ndarray]]) -> Callable[[str], str]:
-    """Return a function from an oracle to the hash of its reference point, which passes gold."""
+    """Return a function from an oracle to the hash of its reference point, near gold if it has."""
 
     @cache
     def base_of(name: str) -> str:
         result = engine(name, "p40", gen=GEN, **BASE)
-        found = distance(gold(name), "p40", result.prefill, result.steps, result.tokens)
-        assert found.passes, found
+        if name != SAMPLE_WIDE:
+            found = distance(gold(name), "p40", result.prefill, result.steps, result.tokens)
+            assert found.passes, found
         return digest(result)
 
     return base_of
