@@ -324,7 +324,8 @@ def open_artifact(
     """
     path = Path(path)
     if not path.is_file():
-        raise ArtifactError(str(path), got="no such file", need=f"a {kind or 'k3tool'} artifact")
+        got = "a folder" if path.is_dir() else "no such file"
+        raise ArtifactError(str(path), got=got, need=f"a {kind or 'k3tool'} artifact, a file")
     _check_user_block(path, kind)
     try:
         file = h5py.File(path, "r")
