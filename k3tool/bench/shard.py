@@ -34,11 +34,10 @@ ROOT = Path(__file__).resolve().parents[2]
 LEAST_SHARE = 0.8
 MOST_MEMORY_GB = 1.2
 BLOCK_BYTES = 8 << 20
-EXPERT_BYTES = 17_547_264  # of one routed expert at the release's widths
-LAYERS = 3  # dense with KDA, then experts with KDA, then experts with MLA
+# Dense with KDA, experts with KDA, experts with MLA.
 _WIDTHS = Preset(
     text={
-        "hidden_size": 7168, "intermediate_size": 33792, "num_hidden_layers": LAYERS,
+        "hidden_size": 7168, "intermediate_size": 33792, "num_hidden_layers": 3,
         "num_attention_heads": 96, "num_key_value_heads": 96,
         "q_lora_rank": 1536, "kv_lora_rank": 512,
         "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128,
@@ -60,13 +59,18 @@ _WIDTHS = Preset(
 
 
 def bench_shard(
-    folder: Path, size: int, tp: int = 2, jobs: int | None = None, repeats: int = 5
+    folder: Path,
+    size: int,
+    tp: int = 2,
+    jobs: int | None = None,
+    repeats: int = 5,
+    preset: Preset = _WIDTHS,
 ) -> BenchReport:
     """Measure in `folder`, whose disk is the one measured; everything written is removed again.
 
     Raises: UsageError where the folder has not the room; K3Error when a command fails.
     """
-    config, raw = _config(size)
+    config, raw = _config(size, preset)
     need = 3 * size + 4 * config.vocab_size * config.hidden_size * tp  # source and one output
     if free_bytes(folder) < need:
         raise UsageError(str(folder), got=f"{free_bytes(folder)} bytes free", need=need)
@@ -107,13 +111,14 @@ def _measure(sides: "_Sides", largest: int, repeats: int) -> BenchReport:
 # -- the source --------------------------------------------------------------------------------
 
 
-def _config(size: int) -> tuple[K3Config, dict[str, Any]]:
-    """Return a config whose checkpoint has at least `size` bytes."""
-    few = K3Config.from_dict(preset_config(_WIDTHS))
-    base = sum(n_bytes(spec.shape, spec.dtype) for spec in expected_tensors(few))
-    extra = -((base - size) // (EXPERT_BYTES * (LAYERS - 1)))
-    text = {**_WIDTHS.text, "num_experts": few.num_experts + max(0, extra)}
-    raw = preset_config(_WIDTHS._replace(text=text))
+def _config(size: int, preset: Preset) -> tuple[K3Config, dict[str, Any]]:
+    """Return a config whose checkpoint has `size` bytes or more, by more experts."""
+    specs = list(expected_tensors(K3Config.from_dict(preset_config(preset))))
+    least = sum(n_bytes(spec.shape, spec.dtype) for spec in specs)
+    expert = sum(n_bytes(spec.shape, spec.dtype) for spec in specs if spec.expert == 0)
+    extra = max(0, -((least - size) // expert))
+    text = {**preset.text, "num_experts": preset.text["num_experts"] + extra}
+    raw = preset_config(preset._replace(text=text))
     return K3Config.from_dict(raw), raw
 
 

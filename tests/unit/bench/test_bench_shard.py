@@ -1,0 +1,31 @@
+"""`bench shard` on a small shape: what it counts and that it cleans up, not how fast it is."""
+
+from pathlib import Path
+
+import pytest
+
+from k3tool.bench import shard
+from k3tool.checkpoint.sample_presets import PRESETS
+from k3tool.errors import K3Error, UsageError
+
+
+def test_report_of_a_small_shape(tmp_path: Path) -> None:
+    report = shard.bench_shard(tmp_path, 9_000_000, tp=2, repeats=2, preset=PRESETS["tiny"])
+    names = [name for name, _, _ in report.rows]
+    assert names == ["cp", "shard", "shard / cp", "peak memory of shard"]
+    assert all(spread.n == 2 and spread.least > 0 for _, spread, _ in report.rows)
+    assert report.limits[1].is_held  # memory; the ratio of so small files says nothing
+    assert list(tmp_path.iterdir()) == []
+    config, _ = shard._config(9_000_000, PRESETS["tiny"])
+    assert config.num_experts > PRESETS["tiny"].text["num_experts"]
+
+
+def test_a_side_that_fails_is_no_measurement(tmp_path: Path) -> None:
+    with pytest.raises(K3Error, match="k3tool shard: got exit code 2"):
+        shard.bench_shard(tmp_path, 1, tp=3, repeats=1, preset=PRESETS["tiny"])
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_too_little_room(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="bytes free"):
+        shard.bench_shard(tmp_path, 1 << 60, preset=PRESETS["tiny"])
