@@ -19,6 +19,7 @@ IDS, GEN, TP = "5,9,2", 3, 2
 # What a person must not be left alone with.
 FORBIDDEN = ("Traceback", "Error:", "Errno", "errno", "object at 0x", "None", "<class")
 HINT = "\n  hint: "
+NOTE = re.compile(r"program (built|reused|given).*, weights .*")
 # What one command adds to a next step that is the same for all.
 _MORE = re.compile(r" \((k3tool inspect \S.* lists [0-9]+ more|met by [A-Z0-9_]+ on rank \d+)\)$")
 
@@ -90,11 +91,14 @@ def fingerprint(folder: Path) -> str:
 
 def message(stage: str, answer: Answer, folder: Path) -> str:
     """Return a command's one message without the stage and the folder. Fails if it is not one."""
-    lines = answer.err.splitlines()
-    assert lines, f"{stage} said nothing, exit code {answer.code}"
-    assert len(lines) <= 2, f"{stage} said more than one message:\n{answer.err}"
     start = f"k3tool {stage}: "
-    assert lines[0].startswith(start), answer.err
+    lines = answer.err.splitlines()
+    n_notes = next((n for n, line in enumerate(lines) if line.startswith(start)), len(lines))
+    for note in lines[:n_notes]:  # progress, which may come before a value is met
+        assert NOTE.fullmatch(note), answer.err
+    lines = lines[n_notes:]
+    assert lines, f"{stage} said nothing, exit code {answer.code}\n{answer.err}"
+    assert len(lines) <= 2, f"{stage} said more than one message:\n{answer.err}"
     assert len(lines) == 2, f"{stage}: no next step:\n{answer.err}"
     assert lines[1].startswith(HINT.strip("\n")), answer.err
     step = _MORE.sub("", lines[1])

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 from tests.faults.damage.case import Case, refused
 from tests.faults.damage.edit import INDEX, shard_name
-from tests.faults.damage.harness import Answer, Verdict
+from tests.faults.damage.harness import NOTE, Answer, Verdict
 
 
 @dataclass(slots=True)
@@ -24,7 +24,8 @@ VALUES = Record()
 def resource_answer(kind: str, command: str, answer: Answer) -> None:
     """Keep one answer: its code, and its first line without paths and byte counts."""
     start = f"k3tool {command}: "
-    lines = sorted(answer.err.splitlines(), key=lambda line: not line.startswith(start))
+    said = [line for line in answer.err.splitlines() if not NOTE.fullmatch(line)]
+    lines = sorted(said, key=lambda line: not line.startswith(start))
     line = re.sub(r"/\S*/", "…/", lines[0].removeprefix(start)) if lines else "quiet"
     RESOURCES.answers[kind, command] = answer.code, re.sub(r"\b\d{5,}\b", "N", line)
 
