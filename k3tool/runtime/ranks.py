@@ -185,12 +185,15 @@ class RankGroup:
         one refuses its image or machine.
         """
         done = 0
-        while not all(rank.ended for rank in self._ranks):
-            for key, _ in self._selector.select():
-                self._listen(key.data)
+        while True:
+            # First what is there already: ranks of a short run may have ended in wait_ready.
             while all(len(rank.steps) > done for rank in self._ranks):
                 yield self._agreed(done)
                 done += 1
+            if all(rank.ended for rank in self._ranks):
+                break
+            for key, _ in self._selector.select():
+                self._listen(key.data)
         if any(len(rank.steps) != done for rank in self._ranks):
             counts = [len(rank.steps) for rank in self._ranks]
             raise UnsoundError("ranks", got=f"{counts} steps", need="equally many on every rank")

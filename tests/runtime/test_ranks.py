@@ -66,6 +66,21 @@ def test_a_stopped_rank_meets_the_deadline_of_the_others(tmp_path: Path) -> None
     assert "gate" in str(caught.value.fault.error())
 
 
+def test_ranks_that_end_before_they_are_heard_are_heard_whole(tmp_path: Path) -> None:
+    """On a busy machine the records of a short run are all there at the first look."""
+    images = toy.images(toy.toy_isa(2), tmp_path, n_gen=3)
+    with RankGroup(toy.launch(images)) as group:
+        end = time.monotonic() + 30
+        while any(alive(pid) for pid in group.pids):
+            assert time.monotonic() < end
+            time.sleep(0.01)
+        group.wait_ready()
+        late = [int(rows["id"][0]) for rows in group.steps()]
+    with RankGroup(toy.launch(images)) as group:
+        assert [int(rows["id"][0]) for rows in group.steps()] == late
+    assert len(late) >= 3
+
+
 def test_an_interrupt_leaves_nothing(tmp_path: Path) -> None:
     files = open_files()
     pids = []
