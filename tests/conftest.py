@@ -186,3 +186,12 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
         reasons[reason.removeprefix("Skipped: ").removeprefix("NOT RUN: ")] += 1
     for reason, count in sorted(reasons.items()):
         terminalreporter.write_line(f"NOT RUN: {count} ({reason})")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Keep a file's tests in one process, and the damage suite whole: its page needs every answer."""
+    if config.pluginmanager.hasplugin("xdist"):
+        for item in items:
+            group = "damage" if "damage" in item.path.parts else str(item.path)
+            item.add_marker(pytest.mark.xdist_group(group))

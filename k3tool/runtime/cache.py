@@ -18,11 +18,13 @@ from k3tool.artifact import InputRef, canonical_json, open_artifact
 from k3tool.checkpoint.reader import Checkpoint
 from k3tool.checkpoint.shard_writer import shard_checkpoint
 from k3tool.checkpoint.shards import SHARDS_NAME, SHARDS_SCHEMA, Shards
+from k3tool.compiler.checks import check_program, require_proved, verify_program
 from k3tool.compiler.compile import compile_plan
-from k3tool.compiler.plan import load_plan, save_plan
+from k3tool.compiler.plan import load_plan
+from k3tool.compiler.proved import save_proved_isa, save_proved_plan
 from k3tool.errors import ArtifactError, K3Error, TargetError, UsageError
 from k3tool.isa.emit import emit
-from k3tool.isa.stream import Isa, load_isa, save_isa
+from k3tool.isa.stream import Isa, load_isa
 from k3tool.isa.table import isa_hash
 from k3tool.model.config import K3Config
 from k3tool.model.sizes import rank_bytes
@@ -180,16 +182,20 @@ def _cached_shards(source: Source, folder: Path, say: Say, note: Say) -> tuple[S
 def program(source: Source, options: RunOptions, say: Say) -> Program:
     """Return the streams to run: the user's own, checked, or from the cache, or newly compiled.
 
-    Raises: ArtifactError for an artifact of another model or build; TargetError for another target.
+    Raises: ArtifactError for an artifact of another model or build; TargetError for another target;
+    UnsoundError for one that does not prove itself on its own bytes: with a digest that matches, a
+    wrong handle or a swapped rank still gives fluent tokens.
     """
     if options.isa is not None:
         isa = load_isa(options.isa)
         _check_foreign(isa, source, options, str(options.isa))
+        require_proved(check_program(isa, str(options.isa)), str(options.isa))
         return Program(isa, options.isa.name, "given")
     if options.plan is not None:
         plan = load_plan(options.plan)
         isa = emit(plan, str(plan.params["target"]), options.plan.name)
         _check_foreign(isa, source, options, str(options.plan))
+        require_proved(verify_program(options.plan), str(options.plan))
         return Program(isa, f"emitted in memory from {options.plan.name}", "given as a plan")
     return _cached_program(source, options, say)
 
@@ -216,6 +222,8 @@ def _cached_program(source: Source, options: RunOptions, say: Say) -> Program:
         if path.exists():
             try:
                 isa = load_isa(path)
+                _check_foreign(isa, source, options, str(path))
+                _check_settings(isa, settings, str(path))
             except ArtifactError as error:
                 say(f"a cached program is built again: {error}")
             else:
@@ -225,8 +233,8 @@ def _cached_program(source: Source, options: RunOptions, say: Say) -> Program:
         compiled = compile_plan(
             source.config, inputs=[reference], checkpoint_identity=source.identity, **settings
         )
-        plan = save_plan(compiled, plan_path)
-        save_isa(emit(plan, target.name, plan_path.name), path)
+        plan = save_proved_plan(compiled, plan_path)
+        save_proved_isa(emit(plan, target.name, plan_path.name), path)
         return Program(load_isa(path), path.name, "built")
 
 
@@ -237,6 +245,15 @@ def _compiler_hash() -> str:
         for path in sorted((ROOT / "k3tool" / folder).glob("*.py")):
             digest.update(path.name.encode() + path.read_bytes())
     return digest.hexdigest()
+
+
+def _check_settings(isa: Isa, settings: dict[str, Any], name: str) -> None:
+    """Refuse a cache entry that is not what its key says: a file may have been put in its place."""
+    for key in ("workgroups", "chunk", "batch"):
+        if isa.params[key] != settings[key]:
+            raise ArtifactError(f"{name}: {key}", got=isa.params[key], need=settings[key])
+    if int(isa.params["ctx"]) < int(settings["ctx"]):  # compiled ones are rounded up to pages
+        raise ArtifactError(f"{name}: ctx", got=isa.params["ctx"], need=settings["ctx"])
 
 
 def _check_foreign(isa: Isa, source: Source, options: RunOptions, name: str) -> None:

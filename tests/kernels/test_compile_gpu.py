@@ -116,7 +116,7 @@ def test_an_absent_compiler_is_not_run(monkeypatch, capsys):
     assert compile_gpu.main([]) == 5
     assert compile_gpu.main(["--allow-missing"]) == 5  # nothing was compiled
     lines = capsys.readouterr().out.splitlines()
-    assert "NOT RUN: hip:gfx950 decode (needs apt package clang-22 lld-22)" in lines
+    assert "NOT RUN: hip:gfx950 decode=prefill (needs apt package clang-22 lld-22)" in lines
     assert all(line.startswith("NOT RUN: ") for line in lines)
 
 
