@@ -190,7 +190,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Keep a file's tests in one process, and the damage suite whole: its page needs every answer."""
+    """Keep a file in one process, and the damage suite whole: its page needs every answer."""
     if config.pluginmanager.hasplugin("xdist"):
         for item in items:
             group = "damage" if "damage" in item.path.parts else str(item.path)
