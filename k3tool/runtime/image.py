@@ -97,8 +97,10 @@ class Request:
 def build_image(isa: Isa, rank: int, weights: RankWeights, request: Request, vocab: int) -> bytes:
     """Return the image of one rank.
 
-    Raises: ArtifactError naming the tensor when a weight is absent or not what the plan says.
+    Raises: ArtifactError naming the tensor when a weight is absent or not what the plan says, or a
+    state is too small for the sequences and positions that the parameters promise.
     """
+    _check_states(isa)
     files = _Files()
     places = _place(isa)
     tensors, experts = _tensor_rows(isa, places, weights, files)
@@ -118,6 +120,23 @@ def build_image(isa: Isa, rank: int, weights: RankWeights, request: Request, voc
     ]
     header = _header(isa, rank, request, vocab, places)
     return _join(header, sections)
+
+
+def _check_states(isa: Isa) -> None:
+    """Refuse states that the page table would reach past: op bodies index them without looking."""
+    n_slots = int(isa.params["batch"])
+    n_pages = n_slots * -(-int(isa.params["ctx"]) // PAGE_TOKENS)
+    for tensor in isa.tensors:
+        if tensor.role != "state":
+            continue
+        is_paged = len(tensor.local) == 3 and tensor.local[1] == PAGE_TOKENS  # a latent cache
+        need, unit = (n_pages, "pages") if is_paged else (n_slots, "slots")
+        if tensor.local[0] < need:
+            raise ArtifactError(
+                f"{tensor.name}: {unit}", got=tensor.local[0],
+                need=f"{need} for batch {n_slots} and ctx {isa.params['ctx']}",
+                hint="emit the stream again with this build",
+            )  # fmt: skip
 
 
 def checksum(data: bytes) -> int:

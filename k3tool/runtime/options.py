@@ -9,6 +9,7 @@ from k3tool.model.config import K3Config
 from k3tool.targets import DEFAULT_CONTEXT
 
 _MOST = {"threads": 1024, "workgroups": 4096, "chunk": 4096}
+MOST_DEADLINE_SECONDS = 1e6  # the rank counts nanoseconds in 64 bits; more is a mistake anyway
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,8 +72,9 @@ def check_request(options: RunOptions, config: K3Config) -> None:
         raise UsageError("--prefill", got=options.prefill, need="prefill or decode")
     if options.isa is not None and options.plan is not None:
         raise UsageError("--plan", got="also --isa", need="one of the two")
-    if not options.deadline_seconds > 0:
-        raise UsageError("--deadline", got=options.deadline_seconds, need="seconds above 0")
+    if not 0 < options.deadline_seconds <= MOST_DEADLINE_SECONDS:
+        most = f"seconds above 0, at most {MOST_DEADLINE_SECONDS:.0f}"
+        raise UsageError("--deadline", got=options.deadline_seconds, need=most)
     check_length(options, context_of(options, config), config.max_position_embeddings)
 
 

@@ -78,6 +78,23 @@ def test_a_stream_that_does_not_prove_itself_is_not_run(
     assert "broken.h5" in done.err
 
 
+def test_a_context_past_the_cache_is_refused(run: Run, program: Program, tmp_path: Path) -> None:
+    """Its positions would lie in other tensors' memory."""
+    isa = load_isa(program[1])
+    longer = {**isa.params, "ctx": isa.params["ctx"] + 1}
+    save_isa(dataclasses.replace(isa, params=longer), tmp_path / "longer.h5")
+    done = run("--isa", tmp_path / "longer.h5")
+    assert done.code == 3
+    assert "pages: got" in done.err
+
+
+@pytest.mark.parametrize("seconds", ["inf", "nan", "1e300", "1e7", "0", "-1"])
+def test_a_deadline_that_no_clock_counts_is_refused(run: Run, seconds: str) -> None:
+    done = run("--deadline", seconds)
+    assert done.code == 2
+    assert "--deadline: got" in done.err
+
+
 def test_a_plan_that_does_not_prove_itself_is_not_run(
     run: Run, program: Program, tmp_path: Path
 ) -> None:
