@@ -147,6 +147,13 @@ static int check_program(Check *c, uint32_t phase) {
         for (uint32_t k = 0; k < K3_N_HANDLES; k++)
             if (p->insts[i].handle[k] != 0xffff && p->insts[i].handle[k] >= m->n_tensors)
                 return refuse(c, "phase %u instruction %u: handle %u of %u", phase, i, p->insts[i].handle[k], m->n_tensors);
+    for (uint32_t i = 0; i < p->n_insts; i++) { /* a group's results have neighbouring handles */
+        const K3OpRow *op = p->insts[i].op < K3_N_OPCODES ? &m->ops[p->insts[i].op] : NULL;
+        if (op == NULL || op->n_outputs < 2) continue;
+        if (op->output_slot >= K3_N_HANDLES) return refuse(c, "phase %u instruction %u: result slot %u", phase, i, op->output_slot);
+        const uint32_t last = p->insts[i].handle[op->output_slot] + op->n_outputs - 1u;
+        if (last >= m->n_tensors) return refuse(c, "phase %u instruction %u: result handle %u of %u", phase, i, last, m->n_tensors);
+    }
     if (row->output_handle >= m->n_tensors || row->logits_handle >= m->n_tensors) return refuse(c, "phase %u: no output", phase);
     const uint64_t out = m->tensors[row->output_handle].bytes, logits = m->tensors[row->logits_handle].bytes;
     if (out < (uint64_t)row->max_tokens * K3_CANDIDATE_WORDS * 4 || logits < (uint64_t)row->max_tokens * row->logits_cols * 4 ||

@@ -63,11 +63,13 @@ typedef struct K3PhaseRow {
 } K3PhaseRow;
 
 /* What the interpreter itself must know of an op: where its result is, for digests and expert admission. */
-enum K3DigestMode { K3_DIGEST_NONE = 0, K3_DIGEST_ROWS = 1, K3_DIGEST_CACHE = 2 };
-enum K3UnitKind { K3_UNIT_COLUMNS = 0, K3_UNIT_TOKEN = 1, K3_UNIT_STEP = 2 };
+enum K3DigestMode { K3_DIGEST_NONE = 0, K3_DIGEST_ROWS = 1, K3_DIGEST_CACHE = 2, K3_DIGEST_GROUP = 3 };
+enum K3UnitKind { K3_UNIT_COLUMNS = 0, K3_UNIT_TOKEN = 1, K3_UNIT_STEP = 2, K3_UNIT_MEMBER = 3 };
 typedef struct K3OpRow {
     uint8_t output_slot, digest_mode, unit_kind;
     uint8_t route_slot; /* slot of the route it reads, K3_NO_SLOT, or where it makes one: see K3_ROUTE_IN_SCRATCH */
+    uint8_t n_outputs;  /* results of a group have neighbouring handles from output_slot's on */
+    uint8_t reserved[3];
 } K3OpRow;
 
 /* The op chooses experts itself and leaves the route at the start of its scratch; the low bits are the parameter that
@@ -81,6 +83,8 @@ typedef struct K3TensorRow {
     uint32_t file, row_elems;       /* row_elems: of an activation */
     uint32_t expert0, n_experts;    /* rows of the expert section */
     uint64_t packed_bytes, scale_bytes; /* of one expert */
+    uint32_t replicated;            /* the same on every rank */
+    uint32_t reserved;
 } K3TensorRow;
 
 typedef struct K3ExpertRow {
@@ -95,8 +99,8 @@ typedef struct K3FileRow {
 K3_STATIC_ASSERT(sizeof(K3SectionRow) == 32, "written by image.py");
 K3_STATIC_ASSERT(sizeof(K3ImageHeader) == 176, "written by image.py");
 K3_STATIC_ASSERT(sizeof(K3PhaseRow) == 32, "written by image.py");
-K3_STATIC_ASSERT(sizeof(K3OpRow) == 4, "written by image.py");
-K3_STATIC_ASSERT(sizeof(K3TensorRow) == 56, "written by image.py");
+K3_STATIC_ASSERT(sizeof(K3OpRow) == 8, "written by image.py");
+K3_STATIC_ASSERT(sizeof(K3TensorRow) == 64, "written by image.py");
 K3_STATIC_ASSERT(sizeof(K3ExpertRow) == 24, "written by image.py");
 K3_STATIC_ASSERT(sizeof(K3FileRow) == 16, "written by image.py");
 

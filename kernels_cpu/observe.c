@@ -44,9 +44,34 @@ static uint64_t digest_cache(const K3Team *team, const K3Inst *inst, const K3Ent
     return sum;
 }
 
+/* A group's results: each a buffer of its own, some of them a rank's own and so left out. Units count rows
+ * through all members, or are the members themselves. */
+static uint64_t digest_group(const K3Team *team, const K3Inst *inst, const K3Entry *e) {
+    const K3OpRow *op = &team->image->ops[inst->op];
+    uint64_t sum = 0;
+    uint32_t first = 0;
+    for (uint32_t i = 0; i < op->n_outputs; i++) {
+        const uint32_t handle = inst->handle[op->output_slot] + i;
+        const K3TensorRow *row = &team->image->tensors[handle];
+        const uint32_t *out = team->memory->tensor[handle];
+        const uint32_t cols = row->row_elems, units = op->unit_kind == K3_UNIT_MEMBER ? 1u : cols;
+        const uint32_t lo = e->unit0 > first ? e->unit0 : first, hi = e->unit1 < first + units ? e->unit1 : first + units;
+        if (row->replicated != 0 && lo < hi) {
+            const uint32_t col = units == cols ? lo - first : 0, n = units == cols ? hi - lo : cols;
+            for (uint32_t t = 0; t < team->step.n_tokens; t++) {
+                const uint64_t at = (uint64_t)t * cols + col;
+                sum += team->bodies->digest(out + at, n, ((uint64_t)e->inst << 32) + ((uint64_t)i << 24) + at);
+            }
+        }
+        first += units;
+    }
+    return sum;
+}
+
 uint64_t k3_result_digest(const K3Team *team, const K3Inst *inst, const K3Entry *e) {
     const K3OpRow *op = &team->image->ops[inst->op];
     if (op->digest_mode == K3_DIGEST_CACHE) return digest_cache(team, inst, e);
+    if (op->digest_mode == K3_DIGEST_GROUP) return digest_group(team, inst, e);
     if (op->digest_mode != K3_DIGEST_ROWS) return 0;
     const uint32_t out = inst->handle[op->output_slot];
     const K3PhaseRow *row = &team->image->program[team->phase].row;

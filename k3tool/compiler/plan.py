@@ -52,6 +52,11 @@ class Tensor(NamedTuple):
     source: str = ""
     split: str = ""
 
+    @property
+    def is_replicated(self) -> bool:
+        """Whether it is a value that every rank holds whole: peer buffers hold partial sums."""
+        return self.role in ("arena", "output") and self.logical == self.local
+
 
 @dataclass(frozen=True, slots=True)
 class Phase:

@@ -14,7 +14,7 @@ from k3tool.compiler.handles import weight_bytes
 from k3tool.compiler.order import Ordering
 from k3tool.compiler.plan import Tensor
 from k3tool.errors import K3Error
-from k3tool.isa.columns import spec_of
+from k3tool.isa.columns import PACKET_DIGEST, spec_of
 from k3tool.isa.table import Op, Operand, OpSpec
 from k3tool.model.operators import attr_names, input_operands, params_of, solve_sizes, units_of
 
@@ -89,6 +89,8 @@ def _row_faults(
         if got != need:
             yield f"{name} {got}, its tensors give {need}"
     yield from _result_faults(spec, handles, tensors, width, max_tokens)
+    if tp > 1:  # one rank has nobody to differ from, and holds every value whole
+        yield from _digest_faults(row, spec, handles, tensors)
 
 
 @cache
@@ -125,6 +127,16 @@ def _local_shapes(
         elif operand.role != "state":
             shapes[operand.name] = local[-1:]
     return shapes
+
+
+def _digest_faults(
+    row: Any, spec: OpSpec, handles: Mapping[str, int], tensors: Sequence[Tensor]
+) -> Iterator[str]:
+    """What every rank holds is compared between ranks: without the flag they agree on nothing."""
+    held = [o.name for o in spec.outputs if tensors[handles[o.name]].is_replicated]
+    if bool(held) != bool(row["flags"] & PACKET_DIGEST):
+        need = f"every rank holds {' and '.join(held)}" if held else "no rank holds it whole"
+        yield f"digest flag {'missing' if held else 'set'}: {need}"
 
 
 def _result_faults(

@@ -124,9 +124,9 @@ class _Phase:
             row["params"][: len(words)] = words
             row["grain"] = spec.grain
             row["n_slices"] = n_slices(int(row["n_units"]), spec.grain, layout.workgroups)
-            # A group's values live in several places: no digest of it is equal on all ranks.
-            alone = self.graph.nodes[packet.results[0]].placement if len(spec.outputs) == 1 else ""
-            if alone == "replicated":
+            # Of a group the members that are a rank's own are left out when the digest is made.
+            placements = {self.graph.nodes[value].placement for value in packet.results}
+            if spec.outputs and "replicated" in placements:
                 row["flags"] |= PACKET_DIGEST
             if packet.op is Op.ARGMAX:
                 row["flags"] |= PACKET_REARM

@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from k3tool.compiler.plan import Tensor
+from k3tool.compiler.record_checks import results_of
 from k3tool.errors import ArtifactError
 from k3tool.isa.stream import Isa, Stream
 from k3tool.isa.table import ALL_PHASES, PAGE_TOKENS, SPECS, WORD_PARAMS, OpSpec, isa_hash
@@ -51,13 +52,16 @@ PHASE_DTYPE = np.dtype(
     ]
 )  # fmt: skip
 OP_DTYPE = np.dtype(
-    [("output_slot", "u1"), ("digest_mode", "u1"), ("unit_kind", "u1"), ("route_slot", "u1")]
-)
+    [
+        ("output_slot", "u1"), ("digest_mode", "u1"), ("unit_kind", "u1"), ("route_slot", "u1"),
+        ("n_outputs", "u1"), ("reserved", "u1", 3),
+    ]
+)  # fmt: skip
 TENSOR_DTYPE = np.dtype(
     [
         ("place", "<u4"), ("elem_bytes", "<u4"), ("offset", "<u8"), ("bytes", "<u8"),
         ("file", "<u4"), ("row_elems", "<u4"), ("expert0", "<u4"), ("n_experts", "<u4"),
-        ("packed_bytes", "<u8"), ("scale_bytes", "<u8"),
+        ("packed_bytes", "<u8"), ("scale_bytes", "<u8"), ("replicated", "<u4"), ("reserved", "<u4"),
     ]
 )  # fmt: skip
 EXPERT_DTYPE = np.dtype(
@@ -68,11 +72,12 @@ EXPERT_DTYPE = np.dtype(
 )  # fmt: skip
 FILE_DTYPE = np.dtype([("path_offset", "<u8"), ("bytes", "<u8")])
 assert HEADER_DTYPE.itemsize == 176
-assert TENSOR_DTYPE.itemsize == 56
+assert TENSOR_DTYPE.itemsize == 64
 
 PLACE_FILE, PLACE_EXPERTS, PLACE_ARENA, PLACE_PEER, PLACE_PRIVATE = 1, 2, 3, 4, 5
-DIGEST_NONE, DIGEST_ROWS, DIGEST_CACHE = 0, 1, 2
-UNIT_COLUMNS, UNIT_TOKEN, UNIT_STEP = 0, 1, 2
+DIGEST_NONE, DIGEST_ROWS, DIGEST_CACHE, DIGEST_GROUP = 0, 1, 2, 3
+UNIT_COLUMNS, UNIT_TOKEN, UNIT_STEP, UNIT_MEMBER = 0, 1, 2, 3
+_UNIT_KINDS = {"token": UNIT_TOKEN, "step": UNIT_STEP, "member": UNIT_MEMBER}
 ELEM_BYTES = {"bf16": 2, "f32": 4, "u32": 4, "mxfp4": 1}
 
 Array = npt.NDArray[Any]
@@ -244,6 +249,7 @@ def _tensor_rows(
         row["place"], row["elem_bytes"] = roles[tensor.role], ELEM_BYTES[tensor.dtype]
         row["bytes"], row["offset"] = tensor.n_bytes, places.offsets[handle]
         row["row_elems"] = tensor.local[-1] if tensor.local else 0
+        row["replicated"] = tensor.is_replicated
         if tensor.role == "weight":
             _point_at(row, weights.tensor(tensor), files)
         elif tensor.role == "experts":
@@ -307,8 +313,9 @@ def _op_rows() -> Array:
     rows["route_slot"] = NO_SLOT
     for op, spec in SPECS.items():
         route = _route_slot(spec)
-        units = {"token": UNIT_TOKEN, "step": UNIT_STEP}.get(spec.unit, UNIT_COLUMNS)
-        rows[int(op)] = (spec.slot(spec.output.name), _digest_mode(spec), units, route)
+        units = _UNIT_KINDS.get(spec.unit, UNIT_COLUMNS)
+        first, mode = spec.slot(results_of(spec)[0].name), _digest_mode(spec)
+        rows[int(op)] = (first, mode, units, route, len(results_of(spec)), 0)
     return rows
 
 
@@ -326,9 +333,9 @@ def _route_slot(spec: OpSpec) -> int:
 
 
 def _digest_mode(spec: OpSpec) -> int:
-    """Return where the result lies: rows of a buffer, the paged cache, or another op's buffer."""
-    if len(spec.outputs) > 1:  # rows of several buffers, some of them a rank's own
-        return DIGEST_NONE
+    """Return where the result lies: rows of one or more buffers, the paged cache, or elsewhere."""
+    if len(spec.outputs) > 1:
+        return DIGEST_GROUP
     if spec.output.role == "out":
         return DIGEST_ROWS
     return DIGEST_CACHE if spec.output.role == "state" and spec.unit == "token" else DIGEST_NONE

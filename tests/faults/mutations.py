@@ -15,7 +15,7 @@ import numpy as np
 from k3tool.compiler.plan import Plan, Tensor
 from k3tool.compiler.record_checks import handles_of
 from k3tool.isa import table
-from k3tool.isa.columns import GATE, PACKET_REARM, Columns, spec_of
+from k3tool.isa.columns import GATE, PACKET_DIGEST, PACKET_REARM, Columns, spec_of
 from k3tool.isa.device import unpack
 from k3tool.isa.stream import Isa
 
@@ -253,6 +253,22 @@ def _(plan: Plan) -> Broken:
     at = first(packets_of(plan), lambda row, _: row["flags"] & PACKET_REARM)
     flags = int(packets_of(plan)["flags"][at]) & ~PACKET_REARM
     return Broken(set_packet(plan, at, flags=flags), None)
+
+
+@on_plan("the ranks agree on nothing", "B records decode")
+def _(plan: Plan) -> Broken:
+    """Every comparison between ranks would be of no values, and pass."""
+    packets = packets_of(plan).copy()
+    at = int(np.flatnonzero(packets["flags"] & PACKET_DIGEST)[0])
+    packets["flags"] &= np.uint16(0xFFFF ^ PACKET_DIGEST)
+    return Broken(with_packets(plan, packets), at)
+
+
+@on_plan("ranks are to agree on what is one's own", "B records decode")
+def _(plan: Plan) -> Broken:
+    at = first(packets_of(plan), lambda row, _: row["op"] == table.Op.KDA_HEADS)
+    flags = int(packets_of(plan)["flags"][at]) | PACKET_DIGEST
+    return Broken(set_packet(plan, at, flags=flags), at)
 
 
 @on_plan("two packets clear the other bank", "D thresholds decode")
@@ -647,6 +663,21 @@ def _(isa: Isa) -> Broken:
 def _(isa: Isa) -> Broken:
     entry, at = sliced(isa)
     return Broken(set_entry(isa, entry, flags=int(entries_of(isa)["flags"][entry]) ^ 1), at)
+
+
+@on_stream("records and entries leave the ranks nothing to agree on", "F records decode")
+def _(isa: Isa) -> Broken:
+    decode = isa.streams["decode"]
+    at = int(np.flatnonzero(decode.instructions[0][:, 0] >> 16 & PACKET_DIGEST)[0])
+    keep = np.uint32(0xFFFFFFFF ^ PACKET_DIGEST << 16)
+    records = tuple(words.copy() for words in decode.instructions)
+    for words in records:
+        words[:, 0] &= keep
+    entries = entries_of(isa).copy()
+    entries["flags"] &= np.uint16(0xFFFF ^ PACKET_DIGEST)
+    queues = replace(decode.queues, entries=entries)
+    broken = replace(decode, instructions=records, queues=queues)
+    return Broken(replace(isa, streams={**isa.streams, "decode": broken}), at)
 
 
 @on_stream("a gate's wait is a local one", "G gates decode")
