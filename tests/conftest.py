@@ -188,10 +188,11 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
         terminalreporter.write_line(f"NOT RUN: {count} ({reason})")
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Keep a file in one process, and the damage suite whole: its page needs every answer."""
-    if config.pluginmanager.hasplugin("xdist"):
-        for item in items:
-            group = "damage" if "damage" in item.path.parts else str(item.path)
-            item.add_marker(pytest.mark.xdist_group(group))
+def pytest_itemcollected(item: pytest.Item) -> None:
+    """Keep a file in one process, and the damage suite whole: its page needs every answer.
+
+    Marks put on in pytest_collection_modifyitems come too late: xdist has read the groups by then.
+    """
+    if item.config.pluginmanager.hasplugin("xdist"):
+        group = "damage" if "damage" in item.path.parts else str(item.path)
+        item.add_marker(pytest.mark.xdist_group(group))
