@@ -17,7 +17,7 @@ demo: $(VENV)/demo.stamp ## set up and run the whole pipeline on a sample checkp
 	PATH="$(CURDIR)/$(BIN):$$PATH" samples/pipeline.sh build/demo
 
 test: $(VENV)/dev.stamp ## set up and run the tests
-	$(BIN)/python -m pytest -n 2 --dist loadgroup
+	$(BIN)/python -m pytest -n 2 --dist loadfile
 
 check: lint type gen-check test ## everything a reviewer would run
 

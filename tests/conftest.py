@@ -12,7 +12,7 @@ import sys
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import hypothesis
 import numpy as np
@@ -27,6 +27,7 @@ SHARED = REPO.parent / "shared"
 # A busy machine is not a failure: time limits belong to whole tests.
 hypothesis.settings.register_profile("k3", deadline=None)
 hypothesis.settings.load_profile("k3")
+DAMAGE_SUITE = "tests/faults/damage/"
 ORACLES = ("tiny13", "tiny13_eps", "tiny_tp8", "tiny_wide")
 SAMPLE_WIDE = "sample_wide"  # no gold: made here, so that a clone has axes longer than 512
 
@@ -188,11 +189,18 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
         terminalreporter.write_line(f"NOT RUN: {count} ({reason})")
 
 
-def pytest_itemcollected(item: pytest.Item) -> None:
-    """Keep a file in one process, and the damage suite whole: its page needs every answer.
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Keep a file's tests in one process, and the damage suite's: its page needs every answer.
 
-    Marks put on in pytest_collection_modifyitems come too late: xdist has read the groups by then.
+    Groups by mark (`--dist loadgroup`) would say it, but xdist 3.8 sets them where pytest 9 does
+    not look, and the tests of a group end up in both processes.
     """
-    if item.config.pluginmanager.hasplugin("xdist"):
-        group = "damage" if "damage" in item.path.parts else str(item.path)
-        item.add_marker(pytest.mark.xdist_group(group))
+    from xdist.scheduler import LoadFileScheduling
+
+    class ByFile(LoadFileScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            file: str = super()._split_scope(nodeid)
+            return DAMAGE_SUITE if file.startswith(DAMAGE_SUITE) else file
+
+    return ByFile(config, log)
