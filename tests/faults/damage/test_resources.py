@@ -245,21 +245,28 @@ def _interrupt(process: subprocess.Popen[str], ready: Callable[[], bool]) -> Ans
     return Answer(process.returncode, out, err)
 
 
+def _has_begun(work: Path) -> bool:
+    """Return whether a shard lies in the work folder, which may go away while it is looked at."""
+    try:
+        return any(work.glob("**/*.safetensors*"))
+    except OSError:
+        return False
+
+
 def test_ctrl_c_in_shard_leaves_nothing_half_written(
     k3tool: Callable, oracle: Callable, tmp_path: Path
 ) -> None:
     source, out = oracle("tiny_tp8"), tmp_path / "out"
     work = tmp_path / ".out.shard"
-    for _ in range(8):  # it may finish before the signal arrives: then it is no test
+    for _ in range(20):  # it may be done before the signal arrives: then it is no test
         with start("shard", source, "--tp", 8, "-o", out) as process:
-            answer = _interrupt(process, lambda: any(work.glob("**/*.safetensors*")))
-        if answer.code == 130:
+            answer = _interrupt(process, lambda: _has_begun(work))
+        assert "Traceback" not in answer.err
+        if not out.exists():
             break
-        assert answer.code == 0, answer
         shutil.rmtree(out)
-    assert answer.code == 130, "never interrupted in time"
-    assert "Traceback" not in answer.err
-    assert not out.exists()
+    assert not out.exists(), "never interrupted in time"
+    assert answer.code == 130, answer
     assert k3tool("shard", source, "--tp", 8, "-o", out).code == 0  # goes on, or starts again
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
     clean = tmp_path / "clean"
