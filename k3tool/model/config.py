@@ -20,6 +20,7 @@ from k3tool.model.config_fields import (
     LINEAR_ONLY,
     MXFP4_GROUP,
     NEXT_STEP,
+    SMALLEST_F32,
     TEXT_ONLY,
     Section,
     check_axes,
@@ -234,6 +235,7 @@ class K3Config:
         check_quantization(text.section("quantization_config"))
         counts = {name: text.count(name) for name in _COUNTS}
         numbers = {name: text.number(name) for name in _NUMBERS}
+        text.epsilon("rms_norm_eps")
         fields: dict[str, Any] = {**counts, **numbers}
         config = cls(
             **fields,
@@ -278,7 +280,8 @@ def _eps_sites(rms_norm_eps: float, overrides: Mapping[str, float]) -> dict[str,
     for name, value in overrides.items():
         if name not in sites:
             raise UsageError(f"eps override {name}", got="no such site", need=sorted(sites))
-        if not 0.0 < value < 1.0:
-            raise UsageError(f"eps override {name}", got=value, need="a number between 0 and 1")
+        if not SMALLEST_F32 <= value < 1.0:
+            need = "a number between 0 and 1 that binary32 holds"
+            raise UsageError(f"eps override {name}", got=value, need=need)
         sites[name] = float(value)
     return sites

@@ -28,6 +28,8 @@ TEXT_ONLY: tuple[tuple[str, object], ...] = (
     ("moe_router_activation_func", "sigmoid"),
     ("num_expert_group", 1),
     ("topk_group", 1),
+    ("topk_method", "noaux_tc"),
+    ("use_grouped_topk", True),
     ("moe_layer_freq", 1),
     ("num_nextn_predict_layers", 0),
     ("tie_word_embeddings", False),
@@ -36,6 +38,11 @@ LINEAR_ONLY: tuple[tuple[str, object], ...] = (
     ("short_conv_kernel_size", 4),
     ("use_full_rank_gate", True),
 )
+# Beyond these no model of this shape is meant, and a table of its layers would not fit in memory.
+_MOST_COUNT = 2**31 - 1
+_MOST_OF = {"num_hidden_layers": 4096, "num_experts": 65_536}
+SMALLEST_F32, _LARGEST_F32 = 2.0**-126, (2 - 2.0**-23) * 2.0**127  # normal numbers (rule 1)
+
 _QUANT_ONLY: tuple[tuple[str, object], ...] = (
     ("num_bits", 4), ("type", "float"), ("strategy", "group"), ("group_size", MXFP4_GROUP),
     ("symmetric", True),
@@ -64,19 +71,27 @@ class Section:
 
     def count(self, name: str, least: int = 1) -> int:
         """Return an integer field; true and 1.0 are not integers."""
-        need = f"an integer of at least {least}"
+        most = _MOST_OF.get(name, _MOST_COUNT)
+        need = f"an integer from {least} to {most}"
         value = self.get(name, need)
-        if type(value) is not int or value < least:
+        if type(value) is not int or not least <= value <= most:
             raise self.refuse(name, json.dumps(value), need)
         return value
 
     def number(self, name: str, sign: int = 1) -> float:
-        """Return a finite non-zero number of the given sign."""
-        need = "a positive number" if sign > 0 else "a negative number"
+        """Return a number of the given sign that binary32 holds as a normal number (rule 1)."""
+        need = f"a {'positive' if sign > 0 else 'negative'} number that binary32 holds"
         value = self.get(name, need)
-        if type(value) not in (int, float) or not 0 < value * sign < float("inf"):
+        if type(value) not in (int, float) or not SMALLEST_F32 <= value * sign <= _LARGEST_F32:
             raise self.refuse(name, json.dumps(value), need)
         return float(value)
+
+    def epsilon(self, name: str) -> float:
+        """Return a number between 0 and 1."""
+        value = self.number(name)
+        if value >= 1:
+            raise self.refuse(name, json.dumps(value), "a number between 0 and 1")
+        return value
 
     def ids(self, name: str) -> tuple[int, ...]:
         """Return one token id or several as a tuple."""
@@ -106,6 +121,8 @@ def text_section(raw: Mapping[str, Any], where: str) -> tuple[Section, str]:
                 "hidden_size", "a text field beside text_config", "one of the two layouts"
             )
         _check_token_ids(top, text)
+        if "tie_word_embeddings" in raw:
+            refuse_unsupported(top, (("tie_word_embeddings", False),))
         return text, "language_model."
     if kind == "kimi_linear":
         if "text_config" in raw:
@@ -133,11 +150,13 @@ def refuse_unsupported(section: Section, only: tuple[tuple[str, object], ...]) -
 
 def check_quantization(quant: Section) -> None:
     """Refuse anything but MXFP4 weights in groups of 32."""
-    refuse_unsupported(quant, (("format", "mxfp4-pack-quantized"),))
+    form = ("format", "mxfp4-pack-quantized")
+    refuse_unsupported(quant, (("quant_method", "compressed-tensors"), form))
     groups = quant.section("config_groups")
     if len(groups.values) != 1:
         raise quant.refuse("config_groups", f"{len(groups.values)} groups", "one group")
     group = groups.section(next(iter(groups.values)))
+    refuse_unsupported(group, (form, ("targets", ["Linear"])))
     refuse_unsupported(group.section("weights"), _QUANT_ONLY)
 
 

@@ -146,6 +146,21 @@ def test_wrong_type_is_named(value: object) -> None:
         ("quantization_config.config_groups.group_0.weights.group_size", 16),
         ("quantization_config.config_groups.group_0.weights.num_bits", 8),
         ("quantization_config.config_groups", {}),
+        ("quantization_config.quant_method", None),
+        ("quantization_config.config_groups.group_0.format", "float-quantized"),
+        ("quantization_config.config_groups.group_0.targets", ["Embedding"]),
+        ("topk_method", "greedy"),
+        ("use_grouped_topk", False),
+        ("num_hidden_layers", 10**9),
+        ("num_hidden_layers", 10**30),
+        ("num_experts", 10**30),
+        ("hidden_size", 10**30),
+        ("activation_situ_beta", 1e300),
+        ("activation_situ_linear_beta", 1e-320),
+        ("routed_scaling_factor", 10**400),
+        ("rms_norm_eps", 1e300),
+        ("rms_norm_eps", 1.0),
+        ("rms_norm_eps", 1e-60),
     ],
 )
 def test_unsupported_value_is_refused_by_name(path: str, value: object) -> None:
@@ -159,6 +174,14 @@ def test_unsupported_value_is_refused_by_name(path: str, value: object) -> None:
     with pytest.raises(ArtifactError) as caught:
         K3Config.from_dict(raw)
     assert leaf in caught.value.object
+
+
+def test_tied_embeddings_at_the_top_are_refused() -> None:
+    raw = released()
+    assert raw["tie_word_embeddings"] is False
+    raw["tie_word_embeddings"] = True
+    with pytest.raises(ArtifactError, match="tie_word_embeddings: got true"):
+        K3Config.from_dict(raw)
 
 
 @pytest.mark.parametrize(
