@@ -180,8 +180,10 @@ static uint64_t total_progress(const K3Team *team) {
     return sum;
 }
 
-/* The blocked entry that comes first in the program is where the trouble is; later ones wait for it. */
-static void raise_deadline(K3Worker *w) {
+/* The blocked entry that comes first in the program is where the trouble is; later ones wait for it. Each
+ * counter is read once: a second read could show a state in which nothing is wrong. Returns 0 where nothing
+ * is blocked now, which is progress. */
+static int raise_deadline(K3Worker *w) {
     K3Team *team = w->team;
     const K3Program *p = &team->image->program[team->phase];
     K3FaultReport fault = {K3_FAULT_DEADLINE, team->phase, K3_NO_INDEX, 0xffff, K3_NO_INDEX, w->index, 0, 0, 0, 0};
@@ -190,18 +192,22 @@ static void raise_deadline(K3Worker *w) {
         if (at >= p->queue[g + 1]) continue;
         const K3Entry *e = &p->entries[at];
         if (e->inst >= fault.inst) continue;
-        fault.inst = e->inst;
-        fault.opcode = p->insts[e->inst].op;
-        fault.workgroup = g;
-        for (uint32_t i = e->n_waits; i-- > 0;) {
+        for (uint32_t i = 0; i < e->n_waits; i++) {
             const K3Wait *wait = &p->waits[e->wait_ofs + i];
-            if (reached(team, wait->counter) >= wait->threshold) continue;
+            const uint32_t got = reached(team, wait->counter);
+            if (got >= wait->threshold) continue;
+            fault.inst = e->inst;
+            fault.opcode = p->insts[e->inst].op;
+            fault.workgroup = g;
             fault.counter = wait->counter;
-            fault.got = reached(team, wait->counter);
+            fault.got = got;
             fault.expected = wait->threshold;
+            break;
         }
     }
+    if (fault.inst == K3_NO_INDEX) return 0;
     raise_fault(team, &fault);
+    return 1;
 }
 
 static void check_waiting(K3Worker *w) {
@@ -217,7 +223,7 @@ static void check_waiting(K3Worker *w) {
         w->idle_since_ns = now;
         w->idle_progress = progress;
     } else if (now - w->idle_since_ns > team->deadline_ns) {
-        raise_deadline(w);
+        if (!raise_deadline(w)) w->idle_since_ns = now;
     }
 }
 

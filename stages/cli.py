@@ -4,20 +4,30 @@ Nothing heavy is imported here: the help of all commands must not cost NumPy. A 
 imported when its command is chosen and offers `command` (click) and `run(options) -> Result`.
 """
 
-import importlib
-import importlib.util
-import os
 import sys
-from collections.abc import Sequence
-from typing import NamedTuple
 
-import click
+INTERRUPTED, TERMINATED = 130, 143
 
-from k3tool import __version__
-from k3tool.errors import K3Error, TargetError
-from k3tool.memory import STARTUP_BYTES, require_room, rooms
+try:
+    import importlib
+    import importlib.util
+    import os
+    import signal
+    from collections.abc import Sequence
+    from types import FrameType
+    from typing import NamedTuple
 
-INTERRUPTED = 130
+    import click
+
+    from k3tool import __version__
+    from k3tool.errors import K3Error, TargetError
+    from k3tool.memory import STARTUP_BYTES, require_room, rooms
+except KeyboardInterrupt:  # Ctrl-C while modules load is Ctrl-C all the same
+    sys.exit(INTERRUPTED)
+
+
+class Terminated(BaseException):
+    """SIGTERM as an exception: what is half-written is removed and ranks are stopped."""
 
 
 class Entry(NamedTuple):
@@ -105,10 +115,27 @@ def run_command(arguments: Sequence[str]) -> int:
     except (KeyboardInterrupt, click.Abort):
         click.echo("interrupted", err=True)
         return INTERRUPTED
+    except Terminated:
+        click.echo("terminated", err=True)
+        return TERMINATED
     except BrokenPipeError:
-        # The reader has gone: point stdout elsewhere, or the interpreter's last flush complains.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _silence_stdout()  # the reader has gone, and wants no more
+    except OSError as error:
+        _silence_stdout()
+        return _report(_system_error(error), context)
     return 0
+
+
+def _silence_stdout() -> None:
+    """Point stdout elsewhere, or the interpreter's last flush complains."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _system_error(error: OSError) -> K3Error:
+    """Return the refusal for what the system denies outside a file of ours: a full stdout."""
+    place = os.fsdecode(error.filename) if error.filename else "stdout"
+    got = (error.strerror or str(error)).lower()
+    return K3Error(place, got=got, need="room and the right to read and write there")
 
 
 def _out_of_memory() -> TargetError:
@@ -128,9 +155,33 @@ def _report(error: K3Error, context: click.Context | None) -> int:
     return error.exit_code
 
 
+def _terminate(number: int, frame: FrameType | None) -> None:
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # once: a second one must not cut the cleaning
+    raise Terminated
+
+
+def _open_standard_streams() -> None:
+    """Open a closed stdin, stdout or stderr on nothing: else the next file opened takes its number,
+    and what is printed lands in that file.
+    """
+    for number, name, mode in ((0, "stdin", "r"), (1, "stdout", "w"), (2, "stderr", "w")):
+        if getattr(sys, name) is None:
+            null = os.open(os.devnull, os.O_RDWR)
+            if null != number:
+                os.dup2(null, number)
+                os.close(null)
+            setattr(sys, name, os.fdopen(number, mode, closefd=False))
+
+
 def main() -> None:
     """Run the command line of this process."""
-    sys.exit(run_command(sys.argv[1:]))
+    try:
+        _open_standard_streams()
+        signal.signal(signal.SIGTERM, _terminate)
+        code = run_command(sys.argv[1:])
+    except (KeyboardInterrupt, Terminated) as stop:  # between the commands' own handlers
+        code = INTERRUPTED if isinstance(stop, KeyboardInterrupt) else TERMINATED
+    sys.exit(code)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,8 @@
 """`k3tool run`: a checkpoint or shards in, tokens out; what is missing in between is built."""
 
+import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -86,6 +87,28 @@ def _stream_json(event: Event) -> None:
     sys.stdout.flush()
 
 
+def _until_nobody_reads(
+    show: Callable[[Event], None], outputs: Sequence[Path | None]
+) -> Callable[[Event], None]:
+    """Return `show`, which goes on in silence when the reader of stdout has gone but files were
+    asked for too: those are written whether somebody reads or not.
+    """
+    if not any(outputs):
+        return show
+    reading = True
+
+    def show_or_not(event: Event) -> None:
+        nonlocal reading
+        try:
+            if reading:
+                show(event)
+        except BrokenPipeError:
+            reading = False
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+    return show_or_not
+
+
 _POSITIVE = click.IntRange(min=1)
 
 
@@ -143,10 +166,14 @@ def command(as_json: bool, verbose: bool, logits: Path | None, **given: Any) -> 
     def note(text: str) -> None:
         click.echo(text, err=True)
 
+    stream = _until_nobody_reads(
+        _stream_json if as_json else _stream_ids, (logits, options.output)
+    )
+
     def on_event(event: Event) -> None:
         if event["event"] == "start":
             note(origin(event))
-        (_stream_json if as_json else _stream_ids)(event)
+        stream(event)
 
     result = run(options, logits, on_event, say, note)
     if not as_json:

@@ -5,6 +5,7 @@ paths and lives only as long as the run. It reads no weight and decides nothing 
 """
 
 import itertools
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -230,7 +231,7 @@ class _Files:
         text = b""
         for path, (index, n_bytes) in self._rows.items():
             rows[index] = (len(text), n_bytes)
-            text += path.encode() + b"\0"
+            text += os.fsencode(path) + b"\0"
         return rows, np.frombuffer(text, "u1")
 
 

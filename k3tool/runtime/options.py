@@ -9,6 +9,7 @@ from k3tool.model.config import K3Config
 from k3tool.targets import DEFAULT_CONTEXT
 
 _MOST = {"threads": 1024, "workgroups": 4096, "chunk": 4096}
+_MOST_DIGITS = 20  # of an id: int() itself fails at some thousands
 MOST_DEADLINE_SECONDS = 1e6  # the rank counts nanoseconds in 64 bits; more is a mistake anyway
 
 
@@ -48,8 +49,9 @@ def parse_ids(text: str) -> tuple[int, ...]:
     for part in text.split(","):
         word = part.strip()
         # Not int(): it takes "-1", "+1", "1_000" and digits of other scripts.
-        if not (word.isascii() and word.isdigit()):
-            raise UsageError("--ids", got=repr(part), need="token ids such as 1,2,3")
+        if not (word.isascii() and word.isdigit() and len(word) <= _MOST_DIGITS):
+            got = repr(part) if len(part) <= 40 else f"{part[:20]!r}... ({len(part)} characters)"
+            raise UsageError("--ids", got=got, need="token ids such as 1,2,3")
         ids.append(int(word))
     return tuple(ids)
 

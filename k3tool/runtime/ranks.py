@@ -26,6 +26,8 @@ from k3tool.runtime.records import RECORD_DTYPE, Fault
 
 Array = npt.NDArray[Any]
 GRACE_SECONDS = 1.0  # after a first fault: time for others to report a better one
+STARTUP_SECONDS = 60.0  # a rank may take so long, and the deadline, to map its memory
+LINE_BYTES = 64  # K3_LINE
 _DRIVER_STOPPED = 0xFFFFFFFF
 _SAME_ON_ALL = ("kind", "step", "phase", "position", "n_tokens", "id", "best", "second", "digest")
 _EXIT_ERRORS: dict[int, type[K3Error]] = {3: ArtifactError, 5: TargetError}
@@ -69,13 +71,14 @@ class RankGroup:
         self._selector = selectors.DefaultSelector()
         self._shared: mmap.mmap | None = None
         self._logits: int | None = None
+        self._segments: int | None = None
 
     # -- start and stop ------------------------------------------------------------------------
 
     def __enter__(self) -> Self:
         """Start every rank. Raises: TargetError when memory or processes cannot be had."""
         try:
-            shared = self._memory_file("k3-shared", mmap.PAGESIZE)
+            shared = self._segments = self._memory_file("k3-shared", mmap.PAGESIZE)
             self._shared = mmap.mmap(shared, mmap.PAGESIZE)
             if self._launch.logits_shape is not None:
                 rows, vocab = self._launch.logits_shape
@@ -192,8 +195,7 @@ class RankGroup:
                 done += 1
             if all(rank.ended for rank in self._ranks):
                 break
-            for key, _ in self._selector.select():
-                self._listen(key.data)
+            self._hear(self._launch.deadline_seconds + GRACE_SECONDS)
         if any(len(rank.steps) != done for rank in self._ranks):
             counts = [len(rank.steps) for rank in self._ranks]
             raise UnsoundError("ranks", got=f"{counts} steps", need="equally many on every rank")
@@ -201,8 +203,34 @@ class RankGroup:
     def wait_ready(self) -> None:
         """Return when every rank has mapped its memory. Raises: as `steps`."""
         while not all(rank.leaves for rank in self._ranks):
-            for key, _ in self._selector.select():
-                self._listen(key.data)
+            self._hear(self._launch.deadline_seconds + STARTUP_SECONDS)
+
+    def _hear(self, patience: float) -> None:
+        """Listen until some rank says something.
+
+        Ranks watch each other, but one that is stopped (SIGSTOP, a debugger) watches nobody, and
+        alone it would be waited for without end. Raises: UnsoundError naming who got nowhere.
+        """
+        seen, since = self._progress(), time.monotonic()
+        while not (ready := self._selector.select(min(patience, 1.0))):
+            now = self._progress()
+            if now != seen:
+                seen, since = now, time.monotonic()
+            elif time.monotonic() - since > patience:
+                self._abort()
+                raise _silent([rank for rank in self._ranks if not rank.ended], patience)
+        for key, _ in ready:
+            self._listen(key.data)
+
+    def _progress(self) -> bytes:
+        """Return all ranks' progress lines (kernels_cpu/memory.h), whatever lies between."""
+        assert self._segments is not None
+        n_lines, n_bytes = self._launch.n_threads, os.fstat(self._segments).st_size
+        if n_bytes <= mmap.PAGESIZE:
+            return b""  # no rank has laid out the segments yet
+        stride = (n_bytes - mmap.PAGESIZE) // len(self._launch.images)
+        starts = (mmap.PAGESIZE + rank * stride for rank in range(len(self._launch.images)))
+        return b"".join(os.pread(self._segments, n_lines * LINE_BYTES, at) for at in starts)
 
     def _agreed(self, step: int) -> Array:
         rows = np.array([rank.steps[step] for rank in self._ranks], RECORD_DTYPE)
@@ -250,6 +278,9 @@ class RankGroup:
         while time.monotonic() < end and not all(rank.ended for rank in self._ranks):
             for key, _ in self._selector.select(max(0.0, end - time.monotonic())):
                 self._listen(key.data)
+        silent = [rank for rank in self._ranks if not rank.ended]
+        if silent and all(fault.is_waiting for fault in self._faults):
+            raise _silent(silent, self._launch.deadline_seconds)
         raise FaultError(min(self._faults, key=lambda fault: fault.order))
 
     def _died(self, rank: _Rank) -> None:
@@ -267,6 +298,26 @@ class RankGroup:
         raise UnsoundError(
             f"rank {rank.number}", got=f"{how} {said}".strip(), need="all ranks until the end"
         )
+
+
+def _silent(ranks: Sequence[_Rank], seconds: float) -> UnsoundError:
+    """Name the ranks that did not advance, stopped ones first: the others wait for them."""
+    stopped = [rank for rank in ranks if _state(rank.process.pid) in "Tt"]
+    named = ", ".join(str(rank.number) for rank in stopped or ranks)
+    got = "stopped by a signal" if stopped else f"no progress in {seconds:g} s"
+    return UnsoundError(
+        f"rank {named}", got=got, need="all ranks to advance",
+        hint="let it run, or raise --deadline where one step takes longer",
+    )  # fmt: skip
+
+
+def _state(pid: int) -> str:
+    """Return a process's state as the system names it (T: stopped), "?" where it has gone."""
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return "?"
+    return text.rpartition(")")[2].split()[0]
 
 
 class FaultError(Exception):

@@ -53,6 +53,11 @@ class Fault(NamedTuple):
         waits_for_others = self.code == DEADLINE and bool(self.counter & GATE)
         return _LATE.get(self.code, 0), waits_for_others, self.rank
 
+    @property
+    def is_waiting(self) -> bool:
+        """Return whether it says only that something awaited did not come."""
+        return self.code in _LATE
+
     def error(self, result: str = "") -> K3Error:
         """Return the error that a user sees; `result` names the tensor the instruction writes."""
         got, need, kind = self._words()
