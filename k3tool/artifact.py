@@ -72,8 +72,12 @@ class Dataset:
 
 
 def canonical_json(value: object) -> str:
-    """Return the one JSON text of a value: sorted keys, no spaces, so that equal means equal."""
-    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+    """Return the one JSON text of a value: sorted keys, no spaces, so that equal means equal.
+
+    Bytes of a path that are no UTF-8 become escapes, which JSON reads back as what they were.
+    """
+    text = json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+    return text.encode(errors="backslashreplace").decode()
 
 
 @functools.cache

@@ -70,10 +70,11 @@ def bench_shard(
 
     Raises: UsageError where the folder has not the room; K3Error when a command fails.
     """
-    config, raw = _config(size, preset)
-    need = 3 * size + 4 * config.vocab_size * config.hidden_size * tp  # source and one output
-    if free_bytes(folder) < need:
+    vocab_bytes = 4 * preset.text["vocab_size"] * preset.text["hidden_size"]
+    need = 3 * size + vocab_bytes * tp  # source and one output
+    if free_bytes(folder) < need:  # before the config: the bytes may need more experts than it has
         raise UsageError(str(folder), got=f"{free_bytes(folder)} bytes free", need=need)
+    config, raw = _config(size, preset)
     work = Path(tempfile.mkdtemp(prefix=".bench-", dir=folder))
     try:
         largest = _write_source(work / "source", config, raw)
