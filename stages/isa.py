@@ -19,7 +19,7 @@ def run(options: Options) -> str:
     """Return the manual's text."""
     if options.format == "json":
         return canonical_json(manual.as_data())
-    return "\n".join(manual.as_markdown())
+    return manual.manual_text().removesuffix("\n")
 
 
 @click.command("isa")

@@ -1,8 +1,7 @@
-"""Renders ``kernels_common/gen/k3_isa.h`` from the op table.
+"""Renders what the op table generates: ``kernels_common/gen/k3_isa.h`` and the manual's pages.
 
-``python -m k3tool.isa.genheader`` writes it.
-
-The header is committed; ``make gen-check`` renders it again and compares bytes.
+``python -m k3tool.isa.genheader`` writes them: the header, docs/isa.md and the README's list of
+ops. All are committed; ``--check`` (``make gen-check``) renders them again and compares bytes.
 """
 
 from __future__ import annotations
@@ -10,7 +9,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from k3tool.isa import table
+from k3tool.isa import manual, table
 
 HEADER_PATH = Path(__file__).resolve().parents[2] / "kernels_common" / "gen" / "k3_isa.h"
 
@@ -70,16 +69,29 @@ def render() -> str:
     return "\n".join([*lines, "", "#endif", ""])
 
 
+def outputs() -> dict[Path, str]:
+    """Return the text of each generated file by its path. Raises: ValueError as `readme_text`."""
+    return {
+        HEADER_PATH: render(),
+        manual.MANUAL_PATH: manual.manual_text(),
+        manual.README_PATH: manual.readme_text(manual.README_PATH.read_text()),
+    }
+
+
 def main(arguments: list[str]) -> int:
-    """Write the header; with ``--check`` compare instead, and return 1 when it differs."""
-    text = render()
-    if "--check" in arguments:
-        same = HEADER_PATH.exists() and HEADER_PATH.read_text() == text
-        if not same:
-            print(f"{HEADER_PATH.name} differs from the op table: run `make gen`", file=sys.stderr)
-        return 0 if same else 1
-    HEADER_PATH.write_text(text)
-    return 0
+    """Write the files; with ``--check`` compare instead, and return 1 when one differs."""
+    try:
+        files = outputs()
+    except ValueError as error:
+        print(error, file=sys.stderr)
+        return 1
+    differing = [p for p, text in files.items() if not p.exists() or p.read_text() != text]
+    for path in differing:
+        if "--check" in arguments:
+            print(f"{path.name} differs from the op table: run `make gen`", file=sys.stderr)
+        else:
+            path.write_text(files[path])
+    return int("--check" in arguments and bool(differing))
 
 
 if __name__ == "__main__":

@@ -1,10 +1,20 @@
-"""The manual of the instruction set, rendered from the op table: Markdown and plain data."""
+"""The manual of the instruction set, rendered from the op table: Markdown and plain data.
+
+Its full text is committed as docs/isa.md, its list of ops stands in the README between two
+markers; `k3tool.isa.genheader` writes both.
+"""
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 from k3tool.isa import table
 from k3tool.isa.table import OpSpec
+
+_ROOT = Path(__file__).resolve().parents[2]
+MANUAL_PATH = _ROOT / "docs" / "isa.md"
+README_PATH = _ROOT / "README.md"
+BEGIN, END = "<!-- ops: written by `make gen` -->", "<!-- end of ops -->"
 
 
 def as_data() -> dict[str, Any]:
@@ -40,6 +50,8 @@ def _op_data(spec: OpSpec) -> dict[str, Any]:
 
 def as_markdown() -> Iterator[str]:
     """Yield the lines of one table, a row per op."""
+    yield "# The instruction set"
+    yield ""
     yield f"ISA version {table.ISA_VERSION}, hash `{table.isa_hash()[:16]}`:"
     yield (
         f"{table.RECORD_WORDS} words of 32 bits; word 0 opcode and flags, words "
@@ -59,6 +71,34 @@ def as_markdown() -> Iterator[str]:
     yield f"Reserved, and refused until they mean something: {names}."
 
 
+def manual_text() -> str:
+    """Return docs/isa.md: what `k3tool isa --format md` prints."""
+    return "\n".join([*as_markdown(), ""])
+
+
+def readme_text(text: str) -> str:
+    """Return a README's text with the list of ops between its markers, whatever stood there.
+
+    Raises: ValueError where a marker is missing or there twice.
+    """
+    if text.count(BEGIN) != 1 or text.count(END) != 1 or text.index(BEGIN) > text.index(END):
+        raise ValueError(f"{README_PATH.name}: need {BEGIN} and then {END}, once each")
+    head, _, rest = text.partition(BEGIN)
+    return "\n".join([head + BEGIN, *_op_list(), END + rest.partition(END)[2]])
+
+
+def _op_list() -> Iterator[str]:
+    yield "| opcode | op | result |"
+    yield "|---|---|---|"
+    for _, spec in sorted(table.SPECS.items()):
+        if spec.is_emitted:
+            yield f"| {int(spec.op)} | `{spec.name}` | {_doc(spec)} |"
+
+
+def _doc(spec: OpSpec) -> str:
+    return spec.doc.replace("|", "\\|")
+
+
 def _row(spec: OpSpec) -> str:
     operands = ", ".join(
         f"{'+' if o.run else ''}{o.name}{'' if o.role == 'in' else f' ({o.role})'}"
@@ -66,6 +106,7 @@ def _row(spec: OpSpec) -> str:
     )
     params = ", ".join(f"{p.name} ({p.kind}, {p.unit})" for p in spec.params)
     unit = spec.unit if spec.grain == 1 else f"{spec.unit}, {spec.grain} a tile"
-    doc = spec.doc.replace("|", "\\|")
-    cells = (str(int(spec.op)), f"`{spec.name}`", operands, params, unit, spec.placement, doc)
+    cells = (
+        str(int(spec.op)), f"`{spec.name}`", operands, params, unit, spec.placement, _doc(spec)
+    )  # fmt: skip
     return f"| {' | '.join(cells)} |"

@@ -2,13 +2,15 @@
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from k3tool.isa import genheader, table
+from k3tool.isa import genheader, manual, table
 from k3tool.isa.columns import GATE, PACKET_DIGEST, PACKET_REARM
 from k3tool.isa.table import SPECS, Op, OpSpec
+from stages.cli import run_command
 
 REPO = Path(__file__).resolve().parents[2]
 GOLDEN = REPO / "tests" / "golden" / "isa.json"
@@ -38,6 +40,38 @@ def test_numbers_operands_and_words_are_as_last_reviewed(request: pytest.Fixture
 
 def test_the_generated_header_is_what_the_table_gives() -> None:
     assert genheader.HEADER_PATH.read_text() == genheader.render()
+
+
+def test_the_manual_in_the_tree_is_what_the_command_prints(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert run_command(["isa", "--format", "md"]) == 0
+    assert manual.MANUAL_PATH.read_text() == capsys.readouterr().out
+    readme = manual.README_PATH.read_text()
+    assert manual.readme_text(readme) == readme
+    assert "docs/isa.md" in readme
+    listed = readme.split(manual.BEGIN)[1].split(manual.END)[0]
+    assert all(f"`{spec.name}`" in listed for spec in SPECS.values() if spec.is_emitted)
+
+
+def test_a_changed_row_shows_in_every_generated_file(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert genheader.main(["--check"]) == 0, "the control"
+    monkeypatch.setitem(SPECS, Op.ADD, replace(SPECS[Op.ADD], doc="y = a - b"))
+    assert genheader.main(["--check"]) == 1
+    said = capsys.readouterr().err
+    for name in ("k3_isa.h", "isa.md", "README.md"):
+        assert f"{name} differs from the op table: run `make gen`" in said
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", manual.BEGIN, f"{manual.END} {manual.BEGIN}", f"{manual.BEGIN * 2} {manual.END}"],
+)
+def test_a_readme_without_its_markers_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match=r"README\.md: need .* once each"):
+        manual.readme_text(text)
 
 
 def test_the_hash_follows_meaning_and_not_words(monkeypatch: pytest.MonkeyPatch) -> None:
