@@ -17,6 +17,7 @@ from k3tool.compiler.algebra import MEANINGS, UPDATES, Algebra, Number, Vec
 from k3tool.compiler.rules import Rule, Term
 from k3tool.compiler.statements import Sizes, sizes
 from k3tool.isa.table import SPECS
+from k3tool.model.expressions import evaluate, letters_of
 from k3tool.model.operators import input_operands
 
 TOKENS, RANKS, EXPERTS, POSITIONS = 2, 2, 4, 3
@@ -102,10 +103,9 @@ def _solve_sizes(fits: Sizes, distinct: bool) -> dict[str, int] | None:
     names: dict[str, Any] = {"ranks": z3.IntVal(RANKS)}
 
     def value(text: str) -> Any:
-        code = compile(text, "<sizes>", "eval")
-        for name in code.co_names:
+        for name in letters_of(text):
             names.setdefault(name, z3.Int(name))
-        return eval(code, {"__builtins__": {}}, names)
+        return evaluate(text, names)
 
     solver = z3.Optimize()
     first: dict[str, tuple[str, ...]] = {}
@@ -178,7 +178,7 @@ def _bind(rule: Rule, numbers: Mapping[str, int]) -> dict[str, Any]:
     """Return a value for each of a rule's variables: symbols of the sizes that fit, and numbers."""
     fits, out = sizes(rule), {}
     shapes = {
-        name: tuple(int(eval(axis, {"__builtins__": {}}, dict(numbers))) for axis in axes)
+        name: tuple(int(evaluate(axis, numbers)) for axis in axes)
         for name, axes in fits.axes
     }
     for name, sort in fits.sorts.items():
@@ -268,5 +268,3 @@ def _parts(term: Any) -> Iterator[Any]:
         seen.add(top.get_id())
         yield top
         stack.extend(top.children())
-
-

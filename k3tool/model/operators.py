@@ -8,7 +8,6 @@ weight that is split differently from the activation it meets is refused at comp
 It holds no numerics and knows no model.
 """
 
-import re
 import struct
 from collections.abc import Mapping, Sequence
 from functools import cache
@@ -16,6 +15,7 @@ from typing import Literal
 
 from k3tool.errors import K3Error
 from k3tool.isa.table import PAGE_TOKENS, SPECS, Op, Operand, OpSpec, Param
+from k3tool.model.expressions import evaluate, letters_of
 
 Placement = Literal["replicated", "sharded", "partial"]
 BLOCKS = 8  # numerics rule 5: a row-parallel axis is summed in eight blocks
@@ -153,22 +153,8 @@ def _row(op: Op) -> tuple[_Equations, str]:
     return tuple((name, tuple(axes.split(","))) for name, axes in pairs), right.strip()
 
 
-_LETTER = re.compile(r"[A-Za-z_]\w*")
-
-
-@cache
-def _letters(expression: str) -> tuple[str, ...]:
-    return tuple(sorted(set(_LETTER.findall(expression))))
-
-
-@cache
-def _code(expression: str) -> object:
-    return compile(expression, "<sizes>", "eval")
-
-
 def _value(expression: str, sizes: Mapping[str, int]) -> int:
-    """Evaluate an expression of SIZES: our own text, letters bound to integers."""
-    return int(eval(_code(expression), {"__builtins__": {}}, sizes))  # type: ignore[arg-type]
+    return int(evaluate(expression, sizes))
 
 
 def solve_sizes(
@@ -203,14 +189,14 @@ def result_widths(op: Op, sizes: Mapping[str, int]) -> list[int]:
 def _settle(op: Op, name: str, entry: tuple[str, str, int], sizes: dict[str, int]) -> bool:
     """Check an equation or solve it for its one unknown; return False if it has two."""
     operand, expression, size = entry
-    unknown = [letter for letter in _letters(expression) if letter not in sizes]
+    unknown = [letter for letter in letters_of(expression) if letter not in sizes]
     if len(unknown) > 1:
         return False
     if unknown:
         at0, at1 = (_value(expression, sizes | {unknown[0]: x}) for x in (0, 1))
         sizes[unknown[0]] = (size - at0) // (at1 - at0)
     if _value(expression, sizes) != size:
-        known = ", ".join(f"{k}={sizes[k]}" for k in _letters(expression))
+        known = ", ".join(f"{k}={sizes[k]}" for k in letters_of(expression))
         raise K3Error(f"{name}: {op.name} {operand}", got=size, need=f"{expression} with {known}")
     return True
 
