@@ -1,1 +1,1 @@
-"""Benchmarks, one file each; `stages/bench.py` has their commands."""
+"""Benchmarks, one file each; `stages/bench` has their commands."""

@@ -1,0 +1,33 @@
+"""`k3tool bench`: measurements and models, each number with what it was made from beside it.
+
+One file a subcommand. To add one: a file with `command` (click) and `run(options)`, and its line in
+`SUBCOMMANDS`. What measures lives in k3tool/bench; nothing heavy is imported before a command runs.
+"""
+
+import click
+
+from stages.bench import chain, inspect_checkpoint, shard, simulate
+
+SUBCOMMANDS = (
+    chain.command,
+    simulate.command,
+    inspect_checkpoint.command,
+    shard.command,
+)
+
+
+@click.group("bench")
+def command() -> None:
+    """Measure, with the definition beside each number.
+
+    \b
+    Example:
+      k3tool bench chain plan.h5
+      k3tool bench simulate isa.h5 --seeds 8
+      k3tool bench inspect --values
+      k3tool bench shard --folder /mnt/nvme
+    """
+
+
+for _subcommand in SUBCOMMANDS:
+    command.add_command(_subcommand)

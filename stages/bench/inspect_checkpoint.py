@@ -1,0 +1,90 @@
+"""`k3tool bench inspect`: the report against stock safetensors, the values against read(2)."""
+
+import os
+import tempfile
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from k3tool.errors import UsageError
+from stages import options as common
+from stages.bench import shared
+
+if TYPE_CHECKING:
+    from k3tool.bench.frame import BenchReport
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What `bench inspect` measures: the report, or with `values` the look at every byte.
+
+    Without `checkpoint` the stand-in of the released one is made in a temporary folder.
+    """
+
+    checkpoint: Path | None
+    values: bool = False
+    layers: tuple[int, ...] | None = None
+    jobs: int = 0
+    cold: bool = False
+    fingerprint: bool = False
+    repeats: int = 7
+
+
+def run(opts: Options) -> "BenchReport":
+    """Measure. Raises: UsageError on options that do not go together; K3Error if a side fails."""
+    if not opts.values and (opts.layers is not None or opts.cold or opts.fingerprint):
+        raise UsageError("--layers, --cold, --fingerprint", got="no --values", need="--values")
+    if opts.checkpoint is None:
+        from k3tool.checkpoint.released_layout import RELEASED_DATA, write_released
+
+        with tempfile.TemporaryDirectory(dir=".", prefix=".bench-") as folder:
+            made, layers = Path(folder) / "released", (0,) if opts.values else None
+            write_released(made, RELEASED_DATA, layers or ())
+            return run(replace(opts, checkpoint=made, layers=layers))
+    if not opts.values:
+        from k3tool.bench.inspect_headers import bench_inspect
+
+        return bench_inspect(opts.checkpoint, opts.repeats)
+    from k3tool.bench.inspect_values import bench_values
+
+    return bench_values(
+        opts.checkpoint, opts.layers, jobs=opts.jobs or os.cpu_count() or 1,
+        repeats=opts.repeats, cold=opts.cold, fingerprint=opts.fingerprint,
+    )  # fmt: skip
+
+
+@click.command("inspect")
+@click.argument("checkpoint", type=common.PATH, required=False)
+@click.option("--values", is_flag=True, help="Measure inspect --values against read(2).")
+@click.option("--layers", callback=common.layer_list, metavar="LIST", help="Layers to read.")
+@click.option("--jobs", type=click.IntRange(min=0), default=0, help="Threads; 0 is one a CPU.")
+@click.option("--cold", is_flag=True, help="Read from disk instead of the page cache.")
+@click.option("--fingerprint", is_flag=True, help="Let the scan make fingerprints too.")
+@shared.repeats_option()
+@shared.strict_option()
+@common.as_json()
+def command(
+    checkpoint: Path | None,
+    values: bool,
+    layers: tuple[int, ...] | None,
+    jobs: int,
+    cold: bool,
+    fingerprint: bool,
+    repeats: int,
+    strict: bool,
+    as_json: bool,
+) -> None:
+    """Measure inspect against stock safetensors, or its look at every value against read(2).
+
+    Without CHECKPOINT the stand-in of the released one is made in a temporary folder: holes for
+    the report, 2.3 GB of layer 0 for `--values`.
+
+    \b
+    Example:
+      k3tool bench inspect
+      k3tool bench inspect --values --cold
+    """
+    opts = Options(checkpoint, values, layers, jobs, cold, fingerprint, repeats)
+    shared.show(run(opts), strict=strict, as_json=as_json)

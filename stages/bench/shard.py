@@ -1,0 +1,71 @@
+"""`k3tool bench shard`: shard against cp with fsync on one disk."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from stages import options as common
+from stages.bench import shared
+
+if TYPE_CHECKING:
+    from k3tool.bench.frame import BenchReport
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """The folder whose disk is measured, and the source to make there."""
+
+    folder: Path
+    n_bytes: int
+    tp: int
+    jobs: int | None
+    repeats: int
+
+
+def run(options: Options) -> "BenchReport":
+    """Measure. Raises: K3Error where the disk lacks room or a side fails."""
+    from k3tool.bench.shard import bench_shard
+
+    return bench_shard(options.folder, options.n_bytes, options.tp, options.jobs, options.repeats)
+
+
+@click.command("shard")
+@click.option(
+    "--folder",
+    type=common.PATH,
+    default=Path(),
+    help="Folder on the disk to measure. Default: here.",
+)
+@click.option(
+    "--size", type=click.FloatRange(min=6.0), default=8.0, show_default=True, metavar="GB",
+    help="Bytes of the source, at least; the disk needs room for three times as much.",
+)  # fmt: skip
+@common.tp(default=2)
+@click.option("--jobs", type=click.IntRange(min=1), metavar="N", help="As of shard.")
+@click.option(
+    "--repeats", type=click.IntRange(min=1), default=5, show_default=True, metavar="N",
+    help="Runs of each side.",
+)  # fmt: skip
+@shared.strict_option()
+@common.as_json()
+def command(
+    folder: Path,
+    size: float,
+    tp: int,
+    jobs: int | None,
+    repeats: int,
+    strict: bool,
+    as_json: bool,
+) -> None:
+    """Measure shard against cp with fsync, in bytes written a second on one disk.
+
+    A source with the release's widths is made in FOLDER and removed at the end.
+
+    \b
+    Example:
+      k3tool bench shard --folder /mnt/nvme --size 16
+    """
+    report = run(Options(folder, int(size * 1e9), tp, jobs, repeats))
+    shared.show(report, strict=strict, as_json=as_json)
