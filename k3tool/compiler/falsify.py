@@ -13,8 +13,9 @@ from typing import Any, Literal, NamedTuple
 
 import z3
 
-from k3tool.compiler.algebra import MEANINGS, UPDATES, Algebra, Number, Vec
 from k3tool.compiler.rules import Rule, Term
+from k3tool.compiler.semantics import MEANINGS, UPDATES
+from k3tool.compiler.semantics.algebra import Algebra, Number, Vec
 from k3tool.compiler.statements import Sizes, sizes
 from k3tool.isa.table import SPECS
 from k3tool.model.expressions import evaluate, letters_of

@@ -7,8 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from k3tool.compiler.algebra import MEANINGS, Algebra
 from k3tool.compiler.rules import RULES, Rule
+from k3tool.compiler.semantics import MEANINGS
+from k3tool.compiler.semantics.algebra import Algebra
 from k3tool.compiler.theorems import read_stamp, require_theorems
 from k3tool.errors import ArtifactError
 from k3tool.isa.table import Op

@@ -1,0 +1,116 @@
+"""What ops compute with: numbers of any algebra, in rows, matrices and stacks that are lists."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+Number = Any  # float, Fraction or a solver's term
+Vec = list[Number]
+Mat = list[Vec]
+Stack = list[Mat]
+
+
+@dataclass(frozen=True, slots=True)
+class Algebra:
+    """Functions that nothing is assumed about, and what a run decides.
+
+    `choose(k, scores, bias)` returns the ids of experts, ascending. `ranks` share row-parallel
+    products; head-only linears compute tokens from `head_from` on.
+    """
+
+    exp: Callable[[Number], Number]
+    tanh: Callable[[Number], Number]
+    sqrt: Callable[[Number], Number]
+    largest: Callable[[Number, Number], Number]
+    choose: Callable[[int, Vec, Vec], list[int]]
+    tiny: Number
+    ranks: int = 2
+    head_from: int = 1
+
+    def sigmoid(self, x: Number) -> Number:
+        """Return 1 / (1 + exp(-x))."""
+        return 1 / (1 + self.exp(-x))
+
+    def softcap(self, beta: Number, x: Number) -> Number:
+        """Return beta tanh(x / beta)."""
+        return beta * self.tanh(x / beta)
+
+    def situ(self, beta: Number, linear: Number, gate: Number, up: Number) -> Number:
+        """Return the gated product of SiTU: the sigmoid takes the gate as it is, not capped."""
+        return self.softcap(beta, gate) * self.sigmoid(gate) * self.softcap(linear, up)
+
+
+def total(row: Vec) -> Number:
+    """Return the sum of a row, from the right, as the proofs' fold does."""
+    out: Number = 0
+    for x in reversed(row):
+        out = x + out
+    return out
+
+
+def dot(w: Vec, x: Vec) -> Number:
+    """Return the product of two rows."""
+    return total([a * b for a, b in zip(w, x, strict=True)])
+
+
+def matvec(w: Mat, x: Vec) -> Vec:
+    """Return a row's product with every row of a matrix."""
+    return [dot(row, x) for row in w]
+
+
+def mix(width: int, ks: Vec, rows: Mat) -> Vec:
+    """Return the sum of k_i times row i."""
+    return [total([k * row[i] for k, row in zip(ks, rows, strict=True)]) for i in range(width)]
+
+
+def chunks(d: int, row: list[Any]) -> list[Any]:
+    """Return a row's runs of d."""
+    return [row[i : i + d] for i in range(0, len(row), d)]
+
+
+def share(a: Algebra, r: int, row: Vec) -> Vec:
+    """Return one rank's part of a row."""
+    found: Vec = chunks(len(row) // a.ranks, row)[r]
+    return found
+
+
+def rows_of(*values: Mat) -> list[Any]:
+    """Return values token by token."""
+    return list(zip(*values, strict=True))
+
+
+def each(f: Callable[..., Number], *values: Mat) -> Mat:
+    """Return a function of every number."""
+    return [[f(*xs) for xs in zip(*rows, strict=True)] for rows in rows_of(*values)]
+
+
+def mean_inv(a: Algebra, eps: Number, x: Vec) -> Number:
+    """Return 1 / sqrt(mean of squares + eps)."""
+    return 1 / a.sqrt(total([v * v for v in x]) / len(x) + eps)
+
+
+def rms(a: Algebra, x: Vec, norm: Vec, eps: Number) -> Vec:
+    """Return a normed row."""
+    inv = mean_inv(a, eps, x)
+    return [v * inv * g for v, g in zip(x, norm, strict=True)]
+
+
+def largest_of(a: Algebra, row: Vec) -> Number:
+    """Return a row's largest number."""
+    out = row[0]
+    for x in row[1:]:
+        out = a.largest(out, x)
+    return out
+
+
+def glu(a: Algebra, x: Mat, gate: Mat, up: Mat, beta: Number, linear: Number) -> Mat:
+    """Return the gated product of two linears of one value."""
+    return [
+        [a.situ(beta, linear, dot(g, r), dot(u, r)) for g, u in zip(gate, up, strict=True)]
+        for r in x
+    ]
+
+
+def plus(x: Number, y: Number) -> Number:
+    """Return a sum."""
+    return x + y

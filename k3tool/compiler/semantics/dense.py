@@ -1,0 +1,116 @@
+"""Dense products, elementwise ops and the residual mix."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from k3tool.compiler.semantics.algebra import (
+    Algebra,
+    Mat,
+    Number,
+    Stack,
+    Vec,
+    dot,
+    each,
+    glu,
+    largest_of,
+    matvec,
+    mean_inv,
+    mix,
+    plus,
+    rms,
+    rows_of,
+    share,
+    total,
+)
+from k3tool.isa.table import Op
+
+
+def _linear(a: Algebra, x: Mat, w: Mat, head: int) -> Mat:
+    return [matvec(w, r) if not head or t >= a.head_from else [] for t, r in enumerate(x)]
+
+
+def _norm_linear(a: Algebra, x: Mat, norm: Vec, w: Mat, eps: Number, head: int) -> Mat:
+    out: Mat = []
+    for t, r in enumerate(x):
+        inv = mean_inv(a, eps, r)
+        row = [total([c * (v * inv * g) for c, v, g in zip(wr, r, norm, strict=True)]) for wr in w]
+        out.append(row if not head or t >= a.head_from else [])
+    return out
+
+
+def _blocks(a: Algebra, x: Mat, w: Mat) -> Stack:
+    return [
+        [[dot(share(a, r, wr), share(a, r, row)) for wr in w] for row in x] for r in range(a.ranks)
+    ]
+
+
+def _situ_blocks(a: Algebra, g: Mat, u: Mat, w: Mat, beta: Number, linear: Number) -> Stack:
+    return _blocks(a, each(lambda x, y: a.situ(beta, linear, x, y), g, u), w)
+
+
+# -- mixing ----------------------------------------------------------------------------------------
+
+
+def _score(a: Algebra, rn: Vec, rp: Vec, eps: Number, v: Vec) -> Number:
+    return dot(v, [x * y for x, y in zip(rn, rp, strict=True)]) * mean_inv(a, eps, v)
+
+
+def _part(a: Algebra, rn: Vec, rp: Vec, eps: Number, rows: Mat) -> Vec:
+    scores = [_score(a, rn, rp, eps, v) for v in rows]
+    m = largest_of(a, scores)
+    e = [a.exp(s - m) for s in scores]
+    return [*mix(len(rn), e, rows), m, total(e), *[0] * 14]
+
+
+def _merge(a: Algebra, part: Vec, sp: Number, v: Vec) -> Vec:
+    n = len(v)
+    big = a.largest(part[n], sp)
+    x, y = a.exp(part[n] - big), a.exp(sp - big)
+    r = 1 / (x * part[n + 1] + y)
+    return [(x * o + y * p) * r for o, p in zip(part[:n], v, strict=True)]
+
+
+def _attn_res(a: Algebra, prefix: Mat, blocks: Stack, rn: Vec, rp: Vec, n: int, eps: Number) -> Mat:
+    return [
+        _merge(a, _part(a, rn, rp, eps, [b[t] for b in blocks[:n]]), _score(a, rn, rp, eps, v), v)
+        for t, v in enumerate(prefix)
+    ]
+
+
+def _attn_res_norm(a: Algebra, *x: Any) -> Mat:
+    prefix, blocks, rn, rp, norm, n, eps, norm_eps = x
+    return [rms(a, y, norm, norm_eps) for y in _attn_res(a, prefix, blocks, rn, rp, n, eps)]
+
+
+def _attn_part(a: Algebra, blocks: Stack, rn: Vec, rp: Vec, n: int, eps: Number) -> Mat:
+    return [_part(a, rn, rp, eps, list(rows)) for rows in rows_of(*blocks[:n])]
+
+
+def _mix_linears(a: Algebra, prefix: Mat, part: Mat, rn: Vec, rp: Vec, norm: Vec, *x: Any) -> Stack:
+    *ws, eps, norm_eps = x
+    y = [_merge(a, p, _score(a, rn, rp, eps, v), v) for v, p in rows_of(prefix, part)]
+    return [_norm_linear(a, y, norm, w, norm_eps, 0) for w in ws]
+
+
+MEANINGS: Mapping[Op, Callable[..., Any]] = {
+    Op.GEMV_BF16: _linear,
+    Op.GEMV_BF16_BLOCKS: _blocks,
+    Op.SITU_GEMV_BLOCKS: _situ_blocks,
+    Op.NORM_GEMV_BF16: _norm_linear,
+    Op.GLU_BF16: glu,
+    Op.RMSNORM: lambda a, x, w, eps: [rms(a, r, w, eps) for r in x],
+    Op.ATTN_RES: _attn_res,
+    Op.ATTN_RES_NORM: _attn_res_norm,
+    Op.ATTN_PART: _attn_part,
+    Op.MIX_LINEARS_3: _mix_linears,
+    Op.MIX_LINEARS_4: _mix_linears,
+    Op.MIX_LINEARS_6: _mix_linears,
+    Op.PART: lambda a, group, index: group[index],
+    Op.ADD: lambda a, x, y: each(plus, x, y),
+    Op.MUL: lambda a, x, y: each(lambda u, v: u * v, x, y),
+    Op.SIGMOID: lambda a, x: each(a.sigmoid, x),
+    Op.SILU: lambda a, x: each(lambda v: v * a.sigmoid(v), x),
+    Op.SOFTCAP: lambda a, x, beta: each(lambda v: a.softcap(beta, v), x),
+    Op.SITU: lambda a, g, u, beta, lin: each(lambda x, y: a.situ(beta, lin, x, y), g, u),
+    Op.SCALE: lambda a, x, factor: each(lambda v: v * factor, x),
+}
