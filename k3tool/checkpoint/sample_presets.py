@@ -9,14 +9,25 @@ from typing import Any, NamedTuple
 
 
 class Preset(NamedTuple):
-    """One shape. Layer lists are 1-based as in the config; names are the config's."""
+    """One shape. Layer lists are 1-based as in the config; names are the config's.
+
+    `from_table`: too large for the exact values of the small ones (sample_table_values).
+    """
 
     text: dict[str, int]
     full_attn_layers: tuple[int, ...]
     linear_heads: int
     linear_head_dim: int
     vision: dict[str, int]
+    from_table: bool = False
 
+
+_SMALL_VISION = {
+    "vt_hidden_size": 32, "vt_num_hidden_layers": 1, "vt_num_attention_heads": 2,
+    "qkv_hidden_size": 48, "vt_intermediate_size": 64, "mm_hidden_size": 32,
+    "patch_size": 14, "init_pos_emb_height": 4, "init_pos_emb_width": 4,
+    "init_pos_emb_time": 4,
+}  # fmt: skip
 
 PRESETS: dict[str, Preset] = {
     "tiny": Preset(
@@ -33,12 +44,7 @@ PRESETS: dict[str, Preset] = {
         full_attn_layers=(4, 7, 8),
         linear_heads=8,
         linear_head_dim=16,
-        vision={
-            "vt_hidden_size": 32, "vt_num_hidden_layers": 1, "vt_num_attention_heads": 2,
-            "qkv_hidden_size": 48, "vt_intermediate_size": 64, "mm_hidden_size": 32,
-            "patch_size": 14, "init_pos_emb_height": 4, "init_pos_emb_width": 4,
-            "init_pos_emb_time": 4,
-        },
+        vision=_SMALL_VISION,
     ),
     # Every axis that a norm sums over is longer than 512: rule 6 of the arithmetic, sums in blocks.
     "wide": Preset(
@@ -55,12 +61,43 @@ PRESETS: dict[str, Preset] = {
         full_attn_layers=(2, 4),
         linear_heads=8,
         linear_head_dim=16,
-        vision={
-            "vt_hidden_size": 32, "vt_num_hidden_layers": 1, "vt_num_attention_heads": 2,
-            "qkv_hidden_size": 48, "vt_intermediate_size": 64, "mm_hidden_size": 32,
-            "patch_size": 14, "init_pos_emb_height": 4, "init_pos_emb_width": 4,
-            "init_pos_emb_time": 4,
+        vision=_SMALL_VISION,
+    ),
+    # 3.1 GB, of which a token touches half: what a whole token costs, on a machine of any size.
+    "mid": Preset(
+        text={
+            "hidden_size": 2048, "intermediate_size": 8192, "num_hidden_layers": 16,
+            "num_attention_heads": 16, "num_key_value_heads": 16,
+            "q_lora_rank": 512, "kv_lora_rank": 512,
+            "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128,
+            "num_experts": 64, "num_experts_per_token": 8, "num_shared_experts": 2,
+            "moe_intermediate_size": 1024, "routed_expert_hidden_size": 1024,
+            "attn_res_block_size": 4, "vocab_size": 32768, "max_position_embeddings": 65536,
+            "bos_token_id": 32760, "eos_token_id": 32762, "pad_token_id": 32767,
         },
+        full_attn_layers=(4, 8, 12, 16),
+        linear_heads=16,
+        linear_head_dim=128,
+        vision=_SMALL_VISION,
+        from_table=True,
+    ),
+    # 8.3 GB: the release's widths in four layers, with fewer experts and a shorter vocabulary.
+    "k3-slice": Preset(
+        text={
+            "hidden_size": 7168, "intermediate_size": 33792, "num_hidden_layers": 4,
+            "num_attention_heads": 96, "num_key_value_heads": 96,
+            "q_lora_rank": 1536, "kv_lora_rank": 512,
+            "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128,
+            "num_experts": 32, "num_experts_per_token": 16, "num_shared_experts": 2,
+            "moe_intermediate_size": 3072, "routed_expert_hidden_size": 3584,
+            "attn_res_block_size": 2, "vocab_size": 32768, "max_position_embeddings": 65536,
+            "bos_token_id": 32760, "eos_token_id": 32762, "pad_token_id": 32767,
+        },
+        full_attn_layers=(4,),
+        linear_heads=96,
+        linear_head_dim=128,
+        vision=_SMALL_VISION,
+        from_table=True,
     ),
 }  # fmt: skip
 
