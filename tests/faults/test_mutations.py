@@ -23,7 +23,9 @@ from k3tool.isa.table import isa_hash
 from k3tool.model.config import K3Config
 from k3tool.verdict import Check
 from stages.cli import run_command
-from tests.faults.mutations import PLAN, STREAM, Mutation
+from tests.faults.mutations import Mutation
+from tests.faults.plan_mutations import PLAN
+from tests.faults.stream_mutations import STREAM
 
 
 @pytest.fixture(scope="module")
