@@ -29,6 +29,10 @@
  *     k3_rows_dot_mxfp4   W[r * K/2 + i/2], low nibble = even i; S[r * K/32 + i/32] scale bytes; K a multiple
  *                         of 32 and of 2 n_blocks. A block may begin inside a scale group.
  *     k3_rows_dot_f32     W[r * ldw + i] binary32
+ *   Under the suffix _x16 the same values for X of which every element is a bf16 (mode bf16: the caller has
+ *   rounded; low 16 bits zero, not looked at). X stays binary32 in memory; a target that multiplies bf16 pairs
+ *   packs it, and the bits are those of the plain leaf.
+ *     k3_rows_dot_bf16_x16, k3_rows_dot_mxfp4_x16, k3_rows_blocks_mxfp4_x16
  *   D[(r - row0) * n_blocks + b]: the block dots of one token, without the tree (the expert combine of
  *   rule 5 adds experts inside a block first)
  *     k3_rows_blocks_mxfp4
@@ -64,6 +68,20 @@ K3_LEAF void k3_rows_dot_mxfp4(const K3Ctx *c, const uint8_t *W, const uint8_t *
                                uint32_t n_tok, float *Y, uint64_t ldy);
 K3_LEAF void k3_rows_blocks_mxfp4(const K3Ctx *c, const uint8_t *W, const uint8_t *S, uint32_t row0,
                                   uint32_t row1, uint32_t K, uint32_t n_blocks, const float *X, float *D);
+#ifdef K3_X16_LEAVES /* the dialect's leaves have bodies of their own for these */
+K3_LEAF void k3_rows_dot_bf16_x16(const K3Ctx *c, const uint16_t *W, uint64_t ldw, uint32_t row0, uint32_t row1,
+                                  uint32_t K, uint32_t n_blocks, const float *X, uint64_t ldx, uint32_t n_tok,
+                                  float *Y, uint64_t ldy);
+K3_LEAF void k3_rows_dot_mxfp4_x16(const K3Ctx *c, const uint8_t *W, const uint8_t *S, uint32_t row0,
+                                   uint32_t row1, uint32_t K, uint32_t n_blocks, const float *X, uint64_t ldx,
+                                   uint32_t n_tok, float *Y, uint64_t ldy);
+K3_LEAF void k3_rows_blocks_mxfp4_x16(const K3Ctx *c, const uint8_t *W, const uint8_t *S, uint32_t row0,
+                                      uint32_t row1, uint32_t K, uint32_t n_blocks, const float *X, float *D);
+#else
+#define k3_rows_dot_bf16_x16 k3_rows_dot_bf16
+#define k3_rows_dot_mxfp4_x16 k3_rows_dot_mxfp4
+#define k3_rows_blocks_mxfp4_x16 k3_rows_blocks_mxfp4
+#endif
 K3_LEAF float k3_dot_f32(const K3Ctx *c, const float *a, const float *b, uint32_t K);
 K3_LEAF float k3_sum_f32(const K3Ctx *c, const float *a, uint32_t K);
 K3_LEAF void k3_cols_dot_f32(const K3Ctx *c, const float *M, uint64_t ld, uint32_t n, uint32_t col0,

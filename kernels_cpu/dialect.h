@@ -14,6 +14,9 @@
 #define K3_LEAF static __attribute__((unused, noinline)) /* large, called with tiles: one copy per object file */
 #define K3_RESTRICT __restrict__
 #define K3_STATIC_ASSERT(condition, text) _Static_assert(condition, text)
+#ifdef K3_LEAVES_AVX512_BF16
+#define K3_X16_LEAVES 1 /* tiles_x16.h */
+#endif
 
 /* The lanes of the block share the iterations of [lo, hi). Iterations must not depend on each other, and what
  * one writes is not visible to the others before K3_SYNC. Never put a leaf call inside: a GPU leaf needs all

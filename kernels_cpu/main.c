@@ -2,7 +2,8 @@
  *
  * Reads the prompt in chunks, then decodes with the folded argmax, which is the same on every rank, so no rank
  * has to ask another what was chosen. Everything it says goes to descriptor FD as records, in words only to
- * stderr. Also: --identity (isa hash, source hash, leaves this CPU has), --handlers (opcodes by phase).
+ * stderr. Also: --identity (isa hash, source hash, leaves this CPU has), --handlers (opcodes by phase),
+ * --measure (measure.c).
  * Exit: 0 done, 1 the driver is gone, 2 usage, 3 image refused, 4 stopped by a fault, 5 this machine is unfit.
  */
 #define _GNU_SOURCE
@@ -17,7 +18,9 @@
 #include <sys/prctl.h>
 #include <unistd.h>
 
+#include "cpu.h"
 #include "ftz.h"
+#include "measure.h"
 
 #ifndef K3_SOURCE_HASH
 #error "the build defines K3_SOURCE_HASH"
@@ -65,24 +68,11 @@ static uint64_t peak_bytes(void) {
 
 /* ---- leaves ---------------------------------------------------------------------------------------- */
 
-static int has_avx2(void) { return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("bmi2"); }
-
-static int has_avx512(void) {
-    return has_avx2() && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") &&
-           __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vbmi");
-}
-
-static const K3Bodies *choose_bodies(const char *leaves) {
-    const int any = strcmp(leaves, "auto") == 0;
-    if ((any || strcmp(leaves, "avx512") == 0) && has_avx512()) return &k3_bodies_avx512;
-    if ((any || strcmp(leaves, "avx2") == 0) && has_avx2()) return &k3_bodies_avx2;
-    if (any || strcmp(leaves, "scalar") == 0) return &k3_bodies_scalar;
-    return NULL;
-}
-
 static int print_identity(void) {
-    printf("{\"isa_hash\": \"%s\", \"source_hash\": \"%s\", \"image_version\": %u, \"leaves\": [\"scalar\"%s%s]}\n", K3_ISA_HASH,
-           K3_SOURCE_HASH, K3_IMAGE_VERSION, has_avx2() ? ", \"avx2\"" : "", has_avx512() ? ", \"avx512\"" : "");
+    const K3Bodies *bodies;
+    printf("{\"isa_hash\": \"%s\", \"source_hash\": \"%s\", \"image_version\": %u, \"leaves\": [", K3_ISA_HASH, K3_SOURCE_HASH, K3_IMAGE_VERSION);
+    for (uint32_t i = 0; (bodies = k3_bodies_here(i)) != NULL; i++) printf("%s\"%s\"", i > 0 ? ", " : "", bodies->name);
+    printf("]}\n");
     return 0;
 }
 
@@ -237,12 +227,13 @@ int main(int argc, char **argv) {
     Options o;
     if (argc == 2 && strcmp(argv[1], "--identity") == 0) return print_identity();
     if (argc == 2 && strcmp(argv[1], "--handlers") == 0) return print_handlers();
+    if (argc > 1 && strcmp(argv[1], "--measure") == 0) return k3_measure(argc - 2, argv + 2);
     if (parse(&o, argc, argv) != 0) return refuse(2, "k3-cpu", "need --image F --shared F --records FD [--logits F] [--threads N] [--leaves L] [--deadline S]");
     prctl(PR_SET_PDEATHSIG, SIGKILL); /* no stray rank after a killed driver; one that died before: the pipe says so */
     record_fd = o.records;
     signal(SIGPIPE, SIG_IGN);
     signal(SIGINT, SIG_IGN); /* the driver decides */
-    const K3Bodies *bodies = choose_bodies(o.leaves);
+    const K3Bodies *bodies = k3_choose_bodies(o.leaves);
     if (bodies == NULL) return refuse(5, o.leaves, "this CPU does not have these leaves");
     const int code = start(&rank, &o, bodies);
     if (code != 0) return code;

@@ -1,5 +1,5 @@
-/* Every op body with one set of leaves. Compiled three times (k3tool/runtime/build.py has the flags), with
- * K3_LEAVES_SCALAR, K3_LEAVES_AVX2 or K3_LEAVES_AVX512 defined; the bits are the same, the speed is not.
+/* Every op body with one set of leaves. Compiled four times (k3tool/runtime/build.py has the flags), with
+ * K3_LEAVES_SCALAR, _AVX2, _AVX512 or _AVX512_BF16 defined; the bits are the same, the speed is not.
  * k3_ops.h is written by the build from the op table, so an op without a body does not compile. */
 #include "bodies.h"
 
@@ -7,7 +7,11 @@
 
 #include "k3_ops.h"
 
-#if defined(K3_LEAVES_AVX512)
+#if defined(K3_LEAVES_AVX512_BF16)
+#include "leaves/dpbf16_test.h"
+#define K3_BODIES k3_bodies_avx512_bf16
+#define K3_BODIES_NAME "avx512_bf16"
+#elif defined(K3_LEAVES_AVX512)
 #define K3_BODIES k3_bodies_avx512
 #define K3_BODIES_NAME "avx512"
 #elif defined(K3_LEAVES_AVX2)
@@ -36,6 +40,12 @@ static uint64_t digest(const uint32_t *words, uint64_t n, uint64_t key) {
 
 const K3Bodies K3_BODIES = {
     .name = K3_BODIES_NAME,
+    .leaf = {.rows_bf16 = {k3_rows_dot_bf16, k3_rows_dot_bf16_x16},
+             .rows_mxfp4 = {k3_rows_dot_mxfp4, k3_rows_dot_mxfp4_x16},
+             .blocks_mxfp4 = {k3_rows_blocks_mxfp4, k3_rows_blocks_mxfp4_x16}},
+#ifdef K3_LEAVES_AVX512_BF16
+    .self_test = k3_dpbf16_mismatches,
+#endif
     .op = {{K3_OPS_CPU_DECODE(K3_HANDLER)}, {K3_OPS_CPU_PREFILL(K3_HANDLER)}},
     .digest = digest,
 };

@@ -36,6 +36,8 @@ _AVX2 = ("-mavx2", "-mfma", "-mbmi2")
 _AVX512 = (
     "-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mavx512vbmi", *_AVX2,
 )  # fmt: skip
+_BF16 = "-mavx512bf16"
+_LOOPS = ("-O3", "-DK3_LEAVES_SCALAR")  # only for the definitions: no leaf is called there
 
 
 class Unit(NamedTuple):
@@ -50,12 +52,19 @@ _UNITS = (
     Unit("scalar", "ops_body.c", ("-DK3_LEAVES_SCALAR", "-O2", "-fno-tree-vectorize")),
     Unit("avx2", "ops_body.c", ("-DK3_LEAVES_AVX2", "-O3", *_AVX2)),
     Unit("avx512", "ops_body.c", ("-DK3_LEAVES_AVX512", "-O3", *_AVX512)),
+    Unit("avx512_bf16", "ops_body.c", ("-DK3_LEAVES_AVX512_BF16", "-O3", *_AVX512, _BF16)),
+    Unit("loops", "measure_loops.c", (*_LOOPS, "-DK3_MEASURE_NAME=k3_measure_plain")),
+    Unit("loops-avx2", "measure_loops.c", (*_LOOPS, "-DK3_MEASURE_NAME=k3_measure_avx2", *_AVX2)),
+    Unit("loops-avx512", "measure_loops.c",
+         (*_LOOPS, "-DK3_MEASURE_NAME=k3_measure_avx512", "-mprefer-vector-width=512", *_AVX512)),
+    Unit("measure", "measure.c", ("-O2", "-DK3_LEAVES_SCALAR")),
+    Unit("cpu", "cpu.c", ("-O2",)),
     Unit("interp", "interp.c", ("-O2",)),
     Unit("observe", "observe.c", ("-O2",)),
     Unit("memory", "memory.c", ("-O2",)),
     Unit("image", "image.c", ("-O2",)),
     Unit("main", "main.c", ("-O2",)),
-)
+)  # fmt: skip
 _SCAN_UNITS = (
     Unit("scan-plain", "scan/scan_loops.c", ("-fPIC", "-O3", "-DK3_SCAN_NAME=plain")),
     Unit("scan-avx2", "scan/scan_loops.c", ("-fPIC", "-O3", "-DK3_SCAN_NAME=avx2", *_AVX2)),

@@ -14,7 +14,7 @@ from k3tool.isa.table import isa_hash
 from k3tool.runtime.build import executable_path, source_hash
 from k3tool.targets import get_target
 
-LEAVES = ("auto", "scalar", "avx2", "avx512")
+LEAVES = ("auto", "scalar", "avx2", "avx512", "avx512_bf16")
 _REBUILD = "make build (or install the package again)"
 
 

@@ -12,15 +12,18 @@
 
 #include "tiles_columns.h"
 #include "tiles_mxfp4.h"
-#elif defined(K3_LEAVES_AVX512)
+#elif defined(K3_LEAVES_AVX512) || defined(K3_LEAVES_AVX512_BF16)
 #include "avx512.h"
 
 #include "tiles.h"
 
 #include "tiles_columns.h"
 #include "tiles_mxfp4.h"
+#ifdef K3_LEAVES_AVX512_BF16
+#include "tiles_x16.h"
+#endif
 #else
-#error "define K3_LEAVES_SCALAR, K3_LEAVES_AVX2 or K3_LEAVES_AVX512"
+#error "define K3_LEAVES_SCALAR, K3_LEAVES_AVX2, K3_LEAVES_AVX512 or K3_LEAVES_AVX512_BF16"
 #endif
 
 #endif

@@ -1,4 +1,4 @@
-"""Builds the leaves three times with the flags of the product and loads them through ctypes."""
+"""Builds the leaves four times with the flags of the product and loads them through ctypes."""
 
 from __future__ import annotations
 
@@ -25,11 +25,13 @@ FLAGS = {
         "-O3", "-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mavx512vbmi", "-mfma",
     ],
 }  # fmt: skip
+FLAGS["avx512_bf16"] = [*FLAGS["avx512"], "-mavx512bf16"]
 NEEDS = {
     "scalar": set(),
     "avx2": {"avx2", "fma", "bmi2"},
     "avx512": {"avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512vbmi", "fma"},
 }
+NEEDS["avx512_bf16"] = NEEDS["avx512"] | {"avx512_bf16"}
 NO_FLUSH = 0x1F80  # MXCSR at process start: subnormals live
 
 
@@ -52,23 +54,26 @@ class Leaves:
         getattr(self.lib, name)(*packed)
 
     def rows(self, kind, W, X, n_blocks=1, rows=None, ldy=None, csr=None):
-        """``Y[t, r]`` of rows [rows) of ``W`` (a matrix, or packed and scales for mxfp4)."""
+        """``Y[t, r]`` of rows [rows) of ``W`` (a matrix, or packed and scales for mxfp4).
+
+        A kind with _x16 needs X of bf16 values.
+        """
         weights = W if isinstance(W, tuple) else (W,)
         n_rows, K = weights[0].shape[0], X.shape[1]
         lo, hi = rows or (0, n_rows)
         Y = np.full((X.shape[0], ldy or n_rows), np.float32(7e7))
-        lead = () if kind == "mxfp4" else (weights[0].strides[0] // weights[0].itemsize,)
+        lead = () if kind.startswith("mxfp4") else (weights[0].strides[0] // weights[0].itemsize,)
         self.call(
             f"t_rows_{kind}", *weights, *lead, lo, hi, K, n_blocks,
             X, X.strides[0] // 4, X.shape[0], Y, Y.shape[1], csr=csr,
         )  # fmt: skip
         return Y[:, lo:hi]
 
-    def blocks(self, packed, scales, x, n_blocks, rows=None):
+    def blocks(self, packed, scales, x, n_blocks, rows=None, kind="mxfp4"):
         """``D[r, b]``: block dots of one token without the tree."""
         lo, hi = rows or (0, packed.shape[0])
         D = np.full((hi - lo, n_blocks), np.float32(7e7))
-        self.call("t_blocks_mxfp4", packed, scales, lo, hi, x.shape[0], n_blocks, x, D)
+        self.call(f"t_blocks_{kind}", packed, scales, lo, hi, x.shape[0], n_blocks, x, D)
         return D
 
     def cols(self, kind, M, x, cols=None):
@@ -143,7 +148,7 @@ def body_library(tmp_path_factory):
     return load
 
 
-@pytest.fixture(params=["scalar", "avx2", "avx512"])
+@pytest.fixture(params=["scalar", "avx2", "avx512", "avx512_bf16"])
 def bodies(request, body_library):
     """The op bodies with every set of leaves."""
     return body_library(request.param)
@@ -155,13 +160,13 @@ def scalar(leaf_library):
     return leaf_library("scalar")
 
 
-@pytest.fixture(params=["avx2", "avx512"])
+@pytest.fixture(params=["avx2", "avx512", "avx512_bf16"])
 def vector(request, leaf_library):
     """A set of leaves that must equal the definition."""
     return leaf_library(request.param)
 
 
-@pytest.fixture(params=["scalar", "avx2", "avx512"])
+@pytest.fixture(params=["scalar", "avx2", "avx512", "avx512_bf16"])
 def leaves(request, leaf_library):
     """Every set of leaves."""
     return leaf_library(request.param)

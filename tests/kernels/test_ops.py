@@ -129,7 +129,7 @@ def test_body_means_what_the_reference_says(bodies, op):
 @pytest.mark.parametrize("op", OPS, ids=ids)
 def test_bits_equal_in_every_compilation(body_library, op):
     want = execute(body_library("scalar"), CASES[op])
-    for isa in ("avx2", "avx512"):
+    for isa in ("avx2", "avx512", "avx512_bf16"):
         got = execute(body_library(isa), CASES[op])
         assert all(np.array_equal(g, w) for g, w in zip(got, want, strict=True)), isa
 

@@ -1,0 +1,126 @@
+/* Leaves for X of bf16 values, by vdpbf16ps: two products a lane and half the bytes of x.
+ *
+ * The instruction adds the odd product, then the even one, each with one rounding: rule 3's order, on weights as they
+ * lie in memory (dpbf16_test.h asks the CPU). x is packed once a call; rows too long for that, and the parts of
+ * rows that no vector covers, go through the plain leaves, whose bits are the same. */
+#ifndef K3_LEAVES_TILES_X16_H
+#define K3_LEAVES_TILES_X16_H
+
+#define K3H_MAX_K 36864u /* elements of x that are packed on the stack */
+
+typedef struct {
+    __m512i v; /* 32 bf16, a dword a pair */
+} k3h_x;
+
+K3V_INLINE k3v_f k3h_dot(k3v_f acc, __m512i w, __m512i x) { return _mm512_dpbf16_ps(acc, (__m512bh)w, (__m512bh)x); }
+
+/* 32 neighbouring binary32 without low bits -> bf16, as they lie. */
+K3V_INLINE __m512i k3h_pack(const float *p) {
+    const __m512i high = _mm512_set_epi16(63, 61, 59, 57, 55, 53, 51, 49, 47, 45, 43, 41, 39, 37, 35, 33, 31, 29, 27, 25, 23, 21,
+                                          19, 17, 15, 13, 11, 9, 7, 5, 3, 1);
+    return _mm512_permutex2var_epi16(_mm512_loadu_si512(p), high, _mm512_loadu_si512(p + 16));
+}
+
+/* The same in the order of k3v_mx_pairs: part q, element d is pair 4d + q. */
+K3V_INLINE __m512i k3h_pack_mx(const float *p) {
+    const __m512i order = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
+    return _mm512_permutexvar_epi32(order, k3h_pack(p));
+}
+
+/* out: K rounded up to a chunk; absent elements +0. */
+static void k3h_pack_row(const float *x, uint32_t K, int is_mx, uint16_t *out) {
+    uint32_t i = 0;
+    for (; i + 32u <= K; i += 32u) _mm512_store_si512(out + i, is_mx ? k3h_pack_mx(x + i) : k3h_pack(x + i));
+    for (uint32_t j = i; j < (K + 127u) / 128u * 128u; j++) out[j] = j < K ? (uint16_t)(k3_f32_to_bits(x[j]) >> 16) : 0u;
+}
+
+/* The last n < 128 weights of a row; w = -0 beside x = +0 changes nothing. */
+K3V_INLINE void k3h_tail(const uint16_t *w, uint32_t n, const uint16_t *x, k3v_f *acc) {
+    const __m512i none = _mm512_set1_epi16((short)0x8000);
+    K3V_UNROLL
+    for (uint32_t v = 0; v < 4u; v++) {
+        const uint32_t here = n > 32u * v ? n - 32u * v : 0u;
+        const __mmask32 mask = here >= 32u ? 0xffffffffu : (1u << here) - 1u;
+        acc[v] = k3h_dot(acc[v], _mm512_mask_loadu_epi16(none, mask, w + 32u * v), _mm512_load_si512(x + 32u * v));
+    }
+}
+
+/* quads of R rows side by side over K elements. */
+K3V_INLINE void k3h_tile(int R, const uint16_t *const *w, const uint16_t *x, uint32_t K, k3v_ahead ahead, k3v_f *quads) {
+    k3v_f acc[4][4];
+    uint32_t i = 0;
+    K3V_UNROLL
+    for (int r = 0; r < R; r++)
+        K3V_UNROLL
+        for (int v = 0; v < 4; v++) acc[r][v] = k3v_zero();
+    for (; i + K3_CHUNK <= K; i += K3_CHUNK) {
+        const uint64_t next = 2u * (uint64_t)i < ahead.limit ? ahead.before : ahead.after;
+        K3V_UNROLL
+        for (uint32_t v = 0; v < 4u; v++) {
+            const __m512i xv = _mm512_load_si512(x + i + 32u * v);
+            K3V_UNROLL
+            for (int r = 0; r < R; r++) {
+                const uint16_t *p = w[r] + i + 32u * v;
+                acc[r][v] = k3h_dot(acc[r][v], _mm512_loadu_si512(p), xv);
+                K3V_PREFETCH((const char *)p + next);
+            }
+        }
+    }
+    if (i < K)
+        for (int r = 0; r < R; r++) k3h_tail(w[r] + i, K - i, x + i, acc[r]);
+    K3V_UNROLL
+    for (int r = 0; r < R; r++) quads[r] = k3v_quads(acc[r]);
+}
+
+static __attribute__((noinline)) void k3h_tile4(const uint16_t *const *w, const uint16_t *x, uint32_t K, k3v_ahead ahead,
+                                                k3v_f *quads) {
+    k3h_tile(4, w, x, K, ahead, quads);
+}
+static __attribute__((noinline)) void k3h_tile1(const uint16_t *const *w, const uint16_t *x, uint32_t K, k3v_ahead ahead,
+                                                k3v_f *quads) {
+    k3h_tile(1, w, x, K, ahead, quads);
+}
+
+/* Rows r0 .. r0 + n - 1 (n <= 4) of one token; x packed, each block on a chunk of its own. */
+K3V_INLINE void k3h_rows4(const uint16_t *W, uint64_t ldw, uint32_t r0, uint32_t n, uint32_t B, uint32_t n_blocks,
+                          const uint16_t *x, float *y) {
+    const uint32_t room = (B + 127u) / 128u * 128u;
+    __m128 d[8];
+    for (uint32_t b = 0; b < n_blocks; b++) {
+        const uint16_t *w[4];
+        const k3v_ahead ahead = k3v_ahead_of(2u * (uint64_t)B * n_blocks, 2u * ldw, 2u * (uint64_t)b * B);
+        k3v_f quads[4];
+        for (uint32_t r = 0; r < 4u; r++) w[r] = W + (uint64_t)(r0 + (r < n ? r : 0u)) * ldw + (uint64_t)b * B;
+        if (n == 4u) k3h_tile4(w, x + b * room, B, ahead, quads);
+        else
+            for (uint32_t r = 0; r < 4u; r++) k3h_tile1(w + r, x + b * room, B, ahead, quads + r);
+        d[b] = k3v_fold4(quads[0], quads[1], quads[2], quads[3]);
+    }
+    k3v_store_n(y, k3v_tree4(d, n_blocks), n);
+}
+
+K3_LEAF void k3_rows_dot_bf16_x16(const K3Ctx *c, const uint16_t *W, uint64_t ldw, uint32_t row0, uint32_t row1,
+                                  uint32_t K, uint32_t n_blocks, const float *X, uint64_t ldx, uint32_t n_tok,
+                                  float *Y, uint64_t ldy) {
+    const uint32_t B = K / n_blocks, room = (B + 127u) / 128u * 128u;
+    _Alignas(64) uint16_t x[K3H_MAX_K];
+    if (n_tok != 1u || room * n_blocks > K3H_MAX_K) {
+        k3_rows_dot_bf16(c, W, ldw, row0, row1, K, n_blocks, X, ldx, n_tok, Y, ldy);
+        return;
+    }
+    for (uint32_t b = 0; b < n_blocks; b++) k3h_pack_row(X + (uint64_t)b * B, B, 0, x + b * room);
+    for (uint32_t r = row0; r < row1; r += 4u) k3h_rows4(W, ldw, r, row1 - r < 4u ? row1 - r : 4u, B, n_blocks, x, Y + r);
+}
+
+K3_LEAF void k3_rows_dot_mxfp4_x16(const K3Ctx *c, const uint8_t *W, const uint8_t *S, uint32_t row0,
+                                   uint32_t row1, uint32_t K, uint32_t n_blocks, const float *X, uint64_t ldx,
+                                   uint32_t n_tok, float *Y, uint64_t ldy) {
+    k3_rows_dot_mxfp4(c, W, S, row0, row1, K, n_blocks, X, ldx, n_tok, Y, ldy);
+}
+
+K3_LEAF void k3_rows_blocks_mxfp4_x16(const K3Ctx *c, const uint8_t *W, const uint8_t *S, uint32_t row0,
+                                      uint32_t row1, uint32_t K, uint32_t n_blocks, const float *X, float *D) {
+    k3_rows_blocks_mxfp4(c, W, S, row0, row1, K, n_blocks, X, D);
+}
+
+#endif
