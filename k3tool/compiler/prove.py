@@ -2,8 +2,9 @@
 
 `python -m k3tool.compiler.prove` compiles the proofs in a scratch folder, makes Coq confirm for
 each rule that a theorem of its name has exactly the statement the row gives, and that no theorem
-rests on an axiom or an admitted step, and compares the outcome with proofs/proved.json; `--write`
-writes that file instead.
+rests on an axiom or an admitted step, and compares the outcome with proofs/proved.json. It also has
+Coq compute what the ops mean and compares that with proofs/meanings.json and with Python's account
+(`agreement`). `--write` writes both files instead.
 """
 
 import json
@@ -12,11 +13,14 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import Any
 
 from k3tool.atomic import atomic_path
+from k3tool.compiler import agreement
 from k3tool.compiler.rules import RULES, Rule
+from k3tool.compiler.semantics import MEANINGS
 from k3tool.compiler.statements import PROOFS, STATEMENTS, statements_file, theorem_name
 from k3tool.compiler.theorems import (
     STAMP,
@@ -27,24 +31,41 @@ from k3tool.compiler.theorems import (
     theorem_hash,
 )
 from k3tool.errors import ArtifactError, K3Error, TargetError, UnsoundError
+from k3tool.isa.table import Op
 
 TIMEOUT_S = 600
 _CLOSED = "Closed under the global context"
 _THEOREM = re.compile(r"^Theorem (\w+)", re.MULTILINE)
 
 
-def prove(rules: Sequence[Rule] = RULES) -> dict[str, str]:
-    """Return the hashes of all theorems that Coq accepts, by name.
+def prove(rules: Sequence[Rule] = RULES) -> tuple[dict[str, str], dict[str, Any]]:
+    """Return the hashes of all theorems that Coq accepts, by name, and what it computes of ops.
 
     Raises: TargetError without Coq; ArtifactError for statements that are not the rows';
-    UnsoundError naming what Coq does not accept.
+    UnsoundError naming what Coq does not accept, or what Python means otherwise.
     """
     if STATEMENTS.read_text() != statements_file():
         raise ArtifactError(str(STATEMENTS), got="stale", need="the rows' statements",
                             hint="run `make gen`")  # fmt: skip
     with tempfile.TemporaryDirectory() as scratch:
-        compile_sources(Path(scratch))
-        return confirmed(Path(scratch), rules)
+        folder = Path(scratch)
+        compile_sources(folder)
+        return confirmed(folder, rules), agreed(folder)
+
+
+def agreed(folder: Path, ops: Iterable[Op] = tuple(MEANINGS)) -> dict[str, Any]:
+    """Have Coq compute what ops mean and compare it with Python; return Coq's values.
+
+    Raises: UnsoundError naming the ops that mean two things.
+    """
+    said = compile_file(folder, folder / "Meanings.v", agreement.coq_text(ops))
+    values = agreement.coq_values(said, ops)
+    meanings = {op: MEANINGS[op] for op in ops}
+    faults = [*agreement.undefined(), *agreement.disagreements(values, meanings)]
+    if faults:
+        need = "one meaning in Semantics.v and in Python"
+        raise UnsoundError("meanings", got="; ".join(faults[:5]), need=need)
+    return values
 
 
 def compile_sources(folder: Path) -> None:
@@ -109,10 +130,17 @@ def stamp_text(theorems: dict[str, str]) -> str:
 def main(arguments: Sequence[str]) -> int:
     """Check or write the stamp; return the exit code."""
     try:
-        theorems = prove()
+        theorems, meanings = prove()
         if "--write" in arguments:
-            with atomic_path(STAMP) as path:
-                path.write_text(stamp_text(theorems))
+            for target, text in (
+                (STAMP, stamp_text(theorems)),
+                (agreement.RECORD, agreement.record_text(meanings)),
+            ):
+                with atomic_path(target) as path:
+                    path.write_text(text)
+        elif agreement.read_record() != meanings:
+            raise ArtifactError(str(agreement.RECORD), got="other values than Coq computes now",
+                                need="the same", hint="run `make prove`")  # fmt: skip
         elif read_stamp() != theorems:
             raise ArtifactError(str(STAMP), got="other theorems than Coq has checked now",
                                 need="the same", hint="run `make prove`")  # fmt: skip
@@ -120,6 +148,7 @@ def main(arguments: Sequence[str]) -> int:
         print(error.text("proofs"), file=sys.stderr)
         return error.exit_code
     print(f"{len(theorems)} theorems, no axioms, {len(RULES)} of them for rules")
+    print(f"{len(MEANINGS)} ops mean the same in Coq and in Python, at {len(meanings)} draws")
     return 0
 
 

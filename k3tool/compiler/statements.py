@@ -74,17 +74,18 @@ def statements_file(rules: Sequence[Rule] = RULES) -> str:
     return head + "".join(f"\n{statement(rule)}" for rule in rules) + "End Statements.\n"
 
 
-def _sort(op: Op, operand: Operand) -> str:
+def operand_sort(op: Op, operand: Operand) -> str:
+    """Return what an operand's value is in the proofs: Vec, Mat, Stack or Route."""
     if operand.role == "peer":
         return "Stack"
     if operand.role == "weight":
-        return ("Vec", "Mat", "Stack")[len(_axes(op, operand)) - 1]
+        return ("Vec", "Mat", "Stack")[len(operand_axes(op, operand)) - 1]
     if operand.role == "state":
-        return ("Mat", "Mat", "Stack")[len(_axes(op, operand)) - 1]
+        return ("Mat", "Mat", "Stack")[len(operand_axes(op, operand)) - 1]
     return _SORTS.get(operand.name, "Mat")
 
 
-def _axes(op: Op, operand: Operand) -> tuple[str, ...]:
+def operand_axes(op: Op, operand: Operand) -> tuple[str, ...]:
     """Return an operand's axis expressions in the letters of the table of sizes; 1 is no axis."""
     if operand.role == "state":
         return _STATES[operand.name.split("_")[0]]
@@ -181,7 +182,7 @@ class _Statement:
                     self.positive.append(value)
         for operand, item in zip(input_operands(term.op), term.inputs, strict=True):
             axes = [] if term.op is Op.PART else [
-                self._expression(axis, number, names) for axis in _axes(term.op, operand)
+                self._expression(axis, number, names) for axis in operand_axes(term.op, operand)
             ]  # fmt: skip
             if isinstance(item, Term):
                 width = self._sizes(item)
@@ -200,7 +201,7 @@ class _Statement:
         assert self.sorts.setdefault(name, sort) == sort, f"{self.rule.name}: {name}: {sort}"
 
     def _variable(self, op: Op, operand: Operand, name: str, axes: Sequence[str]) -> None:
-        sort = _sort(op, operand)
+        sort = operand_sort(op, operand)
         self._declare(name, sort)
         self.axes.append((name, tuple(map(_python, axes))))
         x, sizes = _identifier(name), " ".join(axes)
