@@ -21,6 +21,11 @@ class Target:
     is what one workgroup may ask for, None where scratch is plain memory; what a prefill needs
     beyond it lies in device memory, `workspace_bytes` for all workgroups together.
     `peak_bytes_per_s` is the memory's data-sheet bandwidth, 0 where there is no one number.
+
+    `handoff_us` and `unit_bytes_per_s` (what one workgroup reads alone, from memory or a cache) are
+    what fusing is judged by: of every target the two-level rendezvous of the system we start from
+    and its bytes per compute unit, until somebody measures better. The CPU has the same, though its
+    own hand-off takes a hundredth: its programs rehearse those of GPUs, so they have the same ops.
     """
 
     name: str
@@ -30,6 +35,8 @@ class Target:
     on_chip_bytes: int | None = None
     workspace_bytes: int = 0
     peak_bytes_per_s: float = 0.0
+    handoff_us: float = 3.46
+    unit_bytes_per_s: float = 1e11
 
     def domain_of(self, workgroup: int) -> int:
         """Return the domain of a workgroup."""

@@ -10,6 +10,7 @@ from k3tool.compiler.egraph import saturate
 from k3tool.compiler.extract import Extracted, extract
 from k3tool.compiler.handles import Handles
 from k3tool.compiler.plan import NUMERICS_MODE, NUMERICS_VERSION, PHASES, Fired, Phase, Plan
+from k3tool.compiler.prices import Costs
 from k3tool.compiler.rules import rules_without
 from k3tool.compiler.schedule import Layout, build_phase, runs_of
 from k3tool.compiler.theorems import read_stamp, require_theorems
@@ -18,6 +19,7 @@ from k3tool.isa.table import PAGE_TOKENS
 from k3tool.model.config import K3Config
 from k3tool.model.graph import build_graph
 from k3tool.model.nodes import Graph, Leaf
+from k3tool.targets import get_target
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,8 +73,11 @@ def compile_plan(
     built = build_graph(config, tp)
     saturated = saturate(built, rules)
     tokens = {"decode": batch, "prefill": chunk}
+    costs = Costs.of(get_target(target), workgroups)
     chosen = {
-        phase: extract(built, saturated, n) for phase, n in tokens.items() if phase in phases
+        phase: extract(built, saturated, n, tp, costs)
+        for phase, n in tokens.items()
+        if phase in phases
     }
     dags = {phase: packet_dag(extracted.graph) for phase, extracted in chosen.items()}
     graphs = [extracted.graph for extracted in chosen.values()]

@@ -13,8 +13,9 @@ import pytest
 from k3tool.compiler.compile import compile_plan
 from k3tool.compiler.dag import packet_dag
 from k3tool.compiler.egraph import saturate
-from k3tool.compiler.extract import FEW_TOKENS, extract
+from k3tool.compiler.extract import extract
 from k3tool.compiler.plan import Plan
+from k3tool.compiler.prices import FEW_TOKENS
 from k3tool.compiler.rules import RULES, rules_without
 from k3tool.isa.table import SPECS, Op
 from k3tool.model.config import K3Config
@@ -48,7 +49,8 @@ def test_a_decode_layer_is_eleven_packets_of_kda_and_thirteen_of_mla(config: K3C
     assert found[Op.MIX_LINEARS_6] == layers - mla - 1, "layer 0 has no block to mix"
     assert found[Op.MIX_LINEARS_3] == found[Op.MLA_HEADS] == mla
     assert found[Op.MIX_LINEARS_4] == found[Op.MOE_GLU_TOPK] == found[Op.MOE_DOWN_TOPK] == moe
-    assert found[Op.SITU_GEMV_BLOCKS] == layers
+    assert found[Op.SITU_GEMV_BLOCKS] == moe
+    assert found[Op.GLU_BF16] == layers - moe, "no other linear shares its packet"
     assert not found[Op.ROUTER_TOPK]
     assert found[Op.ATTN_RES_NORM] == 2, "of the dense layer, and at the end"
     parts = found[Op.ATTN_PART] + 8 * found[Op.ATTN_PARTS_8]

@@ -1,17 +1,24 @@
-"""Choosing forms: shared values are paid for once, results do not depend on the process."""
+"""Choosing forms: the chain is short, what slices repeat is paid for, no process decides.
+
+Kills: a price of packets instead of hand-offs, a prologue whatever it repeats, a group of which a
+part is missing, a tree's price for a value that several read.
+"""
 
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import pytest
 
+from k3tool.compiler.choose import Choice, choose
 from k3tool.compiler.compile import compile_plan
+from k3tool.compiler.dag import packet_dag
 from k3tool.compiler.egraph import Form, saturate
-from k3tool.compiler.extract import Extracted, cost_of, extract
+from k3tool.compiler.extract import DEFAULT_COSTS, Extracted, extract
 from k3tool.compiler.plan import save_plan
-from k3tool.compiler.rules import RULES, make_rule
+from k3tool.compiler.prices import FREE, Price, Prices
+from k3tool.compiler.rules import RULES, Rule, make_rule
 from k3tool.errors import K3Error
 from k3tool.isa.table import Op
 from k3tool.model.config import K3Config
@@ -35,12 +42,27 @@ def test_a_norm_of_one_reader_goes_into_it() -> None:
 
 
 @pytest.mark.parametrize("readers", [2, 3])
-def test_a_norm_of_several_readers_stays(readers: int) -> None:
-    """The tempting cost, of trees, fuses it into each: there every fusion saves a packet."""
+def test_a_norm_is_repeated_where_that_is_cheaper_than_a_hand_off(readers: int) -> None:
     kit = Kit()
     x = kit.norm(kit.x())
     graph = kit.finish(*(kit.linear(x, w) for w in ("q", "k", "b")[:readers]))
-    assert ops_of(chosen(graph).graph) == ["EMBED_BF16", *["GEMV_BF16"] * readers, "RMSNORM"]
+    few = ops_of(chosen(graph).graph)
+    assert few == ["EMBED_BF16", *["NORM_GEMV_BF16"] * readers]
+    # Every slice of every linear would repeat the norm of every token.
+    many = ops_of(chosen(graph, tokens=4096).graph)
+    assert many == ["EMBED_BF16", *["GEMV_BF16"] * readers, "RMSNORM"]
+
+
+def test_what_is_repeated_is_priced_by_its_bytes() -> None:
+    """The step at which a prologue stops paying is where its bytes take a hand-off's time."""
+    kit = Kit()
+    graph = kit.finish(kit.linear(kit.norm(kit.x()), "q"))
+    dear = [t for t in range(1, 2000) if "RMSNORM" in ops_of(chosen(graph, tokens=t).graph)]
+    handoff_bytes = DEFAULT_COSTS.handoff_ps * DEFAULT_COSTS.unit_bytes_per_s // 10**12
+    row = 4 * graph.nodes[graph.outputs[0]].width
+    assert dear == list(range(dear[0], 2000))
+    # Less than that, as a norm of its own takes time too; a token is a slice there.
+    assert handoff_bytes // row < dear[0] < 1.2 * handoff_bytes // row
 
 
 def test_a_norm_goes_into_the_mix_rather_than_into_its_reader() -> None:
@@ -58,9 +80,9 @@ def test_a_value_that_others_read_is_not_lost() -> None:
     gate = kit.linear(kit.x(), "q")
     act = kit.situ(gate, kit.linear(kit.x(), "k"))
     graph = kit.finish(act, gate)
-    assert ops_of(chosen(graph, tokens=64).graph) == ["EMBED_BF16", "GEMV_BF16", "GLU_BF16"]
-    # A step of few tokens keeps linears apart, for they can share a packet.
-    assert ops_of(chosen(graph).graph) == ["EMBED_BF16", "GEMV_BF16", "GEMV_BF16", "SITU"]
+    for tokens in (1, 64):
+        found = ops_of(chosen(graph, tokens=tokens).graph)
+        assert found == ["EMBED_BF16", "GEMV_BF16", "GLU_BF16"]
 
 
 def test_the_longer_chain_of_fusions_wins() -> None:
@@ -81,9 +103,9 @@ def test_applications_that_lost_are_recorded_as_unused() -> None:
     kit = Kit()
     x = kit.norm(kit.x())
     graph = kit.finish(kit.linear(x, "q"), kit.linear(x, "k"))
-    assert [(row.rule, row.used) for row in chosen(graph).fired] == [
-        ("norm-linear-fuse", False)
-    ] * 2
+    for tokens, used in ((1, True), (4096, False)):
+        fired = chosen(graph, tokens=tokens).fired
+        assert [(row.rule, row.used) for row in fired] == [("norm-linear-fuse", used)] * 2
 
 
 def test_the_binding_of_an_application_names_values() -> None:
@@ -95,18 +117,49 @@ def test_the_binding_of_an_application_names_values() -> None:
     assert row.binding == f"x=here norm=norm w=q eps={EPS} head=0"
 
 
-def test_extraction_never_costs_more_than_the_graph_as_built(
-    oracle: Callable[[str], Path],
-) -> None:
+@pytest.mark.parametrize("tokens", [1, 16, 512])
+def test_more_rules_never_cost_more(oracle: Callable[[str], Path], tokens: int) -> None:
     graph = build_graph(K3Config.load(oracle("tiny13") / "config.json"))
 
-    def cost(g: Graph) -> int:
-        return sum(cost_of(Form(n.op, n.inputs, ())) for n in g.nodes)
+    def cost(n: int) -> int:
+        saturated = saturate(graph, RULES[:n])
+        found = choose(graph, saturated, Prices(graph, saturated, DEFAULT_COSTS, tokens, 1))
+        return found.chain_ps + found.work_ps
 
-    costs = [cost(chosen(graph, RULES[:n]).graph) for n in range(len(RULES) + 1)]
+    costs = [cost(n) for n in range(len(RULES) + 1)]
     assert costs == sorted(costs, reverse=True)
-    assert costs[0] == cost(graph)
-    assert costs[-1] < costs[0] / 1.8
+    assert costs[-1] < costs[0] / 1.5
+
+
+# Rules with more packets on the right, and fewer of them in a row.
+LONG = "(SILU (SIGMOID (SILU (SIGMOID x))))"
+RIGHT = "(ADD (MUL (SOFTCAP {} :beta 1) (SCALE x :factor 1)) (L2NORM x :eps 1 :head_dim 16))"
+SHORTER = make_rule("shorter", (LONG, RIGHT.format("x")))
+NO_SHORTER = make_rule("no-shorter", (LONG, RIGHT.format("(SILU x)")))
+
+
+@pytest.mark.parametrize(("rule", "packets", "depth"), [(SHORTER, 7, 5), (NO_SHORTER, 6, 6)])
+def test_a_shorter_chain_of_more_packets_wins(rule: Rule, packets: int, depth: int) -> None:
+    kit = Kit()
+    value = kit.linear(kit.x(), "q")
+    for op in (Op.SIGMOID, Op.SILU, Op.SIGMOID, Op.SILU):
+        value = kit.add(op, value)
+    dag = packet_dag(chosen(kit.finish(value), (rule,)).graph)
+    assert (len(dag.packets), max(dag.depth)) == (packets, depth)
+
+
+def test_off_the_chain_packets_count() -> None:
+    """The same rule where nobody waits for its result: the chain is another, so four beat five."""
+    kit = Kit()
+    value = kit.linear(kit.x(), "q")
+    longer = value
+    for op in (Op.SIGMOID, Op.SILU, Op.SIGMOID, Op.SILU):
+        value = kit.add(op, value)
+    for _ in range(4):
+        longer = kit.add(Op.SILU, kit.add(Op.SILU, longer))
+    found = ops_of(chosen(kit.finish(value, longer), (SHORTER,)).graph)
+    assert "ADD" not in found
+    assert found.count("SIGMOID") == 2
 
 
 def test_a_rule_cannot_smuggle_in_a_partial_sum() -> None:
@@ -139,8 +192,14 @@ def pair(kit: Kit, read_a: bool = True) -> Graph:
 def test_values_are_rewritten_together_when_only_that_pays(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    costs = {Op.SCALE: 0, Op.SILU: 10, Op.MUL: 15}  # one value alone would pay 15 for 10
-    monkeypatch.setattr("k3tool.compiler.extract._COSTS", costs)
+    work = {Op.SCALE: 0, Op.SILU: 10, Op.MUL: 15}  # one value alone would pay 15 for 10
+
+    def of(_: Prices, form: Form) -> Price:
+        return Price(0, work.get(form.op, 0)) if isinstance(form.op, Op) else FREE
+
+    monkeypatch.setattr("k3tool.compiler.prices.Prices.of", of)
+    # No chain to shorten here, so the forms as built are taken first.
+    monkeypatch.setattr("k3tool.compiler.choose.Choice._pick", as_built)
     found = chosen(pair(Kit()), (GROUP,))
     assert ops_of(found.graph).count("MUL") == 1
     assert "SILU" not in ops_of(found.graph)
@@ -148,8 +207,37 @@ def test_values_are_rewritten_together_when_only_that_pays(
     assert [(row.root, row.used) for row in found.fired] == [("a b", True)]
     assert set(found.made_by.values()) == {(0,)}
     assert len(found.made_by) == 3, "both parts and the group"
-    costs[Op.MUL] = 21
+    work[Op.MUL] = 21
     assert "MUL" not in ops_of(chosen(pair(Kit()), (GROUP,)).graph), "the control: it must pay"
+
+
+def as_built(choice: Choice, order: Iterable[int]) -> None:
+    """Take SILU where a value has the choice."""
+    for cls in order:
+        forms = choice.forms[cls]
+        choice.form[cls] = next((f for f in forms if f.op is Op.SILU), forms[0])
+        choice.arrival[cls] = 0
+
+
+@pytest.mark.parametrize("kept", [Op.MIX_LINEARS_3, None])
+def test_a_group_that_is_not_whole_is_taken_apart(
+    monkeypatch: pytest.MonkeyPatch, oracle: Callable[[str], Path], kept: Op | None
+) -> None:
+    """A member that is cheaper made alone leaves the others no packet to be parts of."""
+    graph = build_graph(K3Config.load(oracle("tiny13") / "config.json"))
+    gates = {i for i, name in enumerate(graph.names) if name.endswith("self_attn.g")}
+    weights = {graph.nodes[i].inputs[1] for i in gates}
+    priced = Prices.of
+
+    def of(prices: Prices, form: Form) -> Price | None:
+        alone = form.op is Op.GEMV_BF16 and form.inputs[1] in weights
+        return Price(-DEFAULT_COSTS.handoff_ps, 0) if alone and not kept else priced(prices, form)
+
+    monkeypatch.setattr(Prices, "of", of)
+    found = ops_of(chosen(graph).graph)
+    assert ("MIX_LINEARS_3" in found) == (kept is not None)
+    assert ("MIX_LINEARS_6" in found) == (kept is not None)
+    assert "MIX_LINEARS_4" in found, "the control: groups without such a member"
 
 
 def test_a_premise_that_is_not_rewritten_must_match() -> None:
