@@ -145,6 +145,12 @@ static uint32_t execute(K3Worker *w, const K3Program *p, const K3Entry *e, uint3
     return K3_FAULT_NONE;
 }
 
+static void trace_event(const K3Worker *w, uint32_t inst, uint32_t workgroup, uint64_t start) {
+    const K3Team *team = w->team;
+    const K3Event event = {team->step.epoch, inst, workgroup, (uint16_t)w->index, (uint16_t)team->phase, start, k3_now_ns()};
+    k3_trace_add(&team->trace, &event);
+}
+
 /* Step one workgroup until it blocks or its queue ends. Returns how many entries it ran. */
 static uint32_t step_workgroup(K3Worker *w, const K3Program *p, uint32_t workgroup) {
     K3Team *team = w->team;
@@ -157,7 +163,9 @@ static uint32_t step_workgroup(K3Worker *w, const K3Program *p, uint32_t workgro
             if (reached(team, wait->counter) < wait->threshold) return done;
         }
         uint32_t detail = 0;
+        const uint64_t start = team->trace.line != NULL ? k3_now_ns() : 0;
         const uint32_t fault = execute(w, p, e, &detail);
+        if (team->trace.line != NULL) trace_event(w, e->inst, workgroup, start);
         if (fault != K3_FAULT_NONE) {
             trap(w, workgroup, e, fault, detail);
             return done;
@@ -312,6 +320,7 @@ static void *worker_main(void *argument) {
 uint32_t k3_team_step(K3Team *team, uint32_t phase, const K3Step *step, uint64_t *digest) {
     const K3Program *p = &team->image->program[phase];
     const uint32_t n_workgroups = team->image->header->n_workgroups;
+    const uint64_t start = k3_now_ns();
     team->step = *step;
     team->phase = phase;
     memcpy(team->position, p->queue, n_workgroups * sizeof *team->position);
@@ -332,6 +341,7 @@ uint32_t k3_team_step(K3Team *team, uint32_t phase, const K3Step *step, uint64_t
         if (n < team->n_pauses) __builtin_ia32_pause();
         else sched_yield();
     }
+    if (team->trace.line != NULL) trace_event(&team->workers[0], K3_NO_INDEX, K3_NO_INDEX, start);
     if (!stopped(team)) audit(team);
     if (stopped(team)) {
         poison(team);

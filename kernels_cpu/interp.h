@@ -4,6 +4,7 @@
 
 #include "bodies.h"
 #include "memory.h"
+#include "trace.h"
 
 #include <pthread.h>
 #include <sched.h>
@@ -43,6 +44,7 @@ struct K3Team {
     uint32_t *position;  /* [n_workgroups] next entry */
     uint32_t *wait_done; /* [n_workgroups] waits of that entry already met */
     K3Worker *workers;
+    K3Trace trace; /* set by the owner after the start, or left empty */
     K3Step step; /* this step, and which program runs it */
     uint32_t phase;
     uint32_t quit;

@@ -1,9 +1,10 @@
-/* One rank: k3-cpu --image F --shared F --records FD [--logits F] --threads N --leaves L --deadline S
+/* One rank: k3-cpu --image F --shared F --records FD [--logits F] [--trace F] --threads N --leaves L --deadline S
  *
  * Reads the prompt in chunks, then decodes with the folded argmax, which is the same on every rank, so no rank
  * has to ask another what was chosen. Everything it says goes to descriptor FD as records, in words only to
- * stderr. Also: --identity (isa hash, source hash, leaves this CPU has), --handlers (opcodes by phase),
- * --measure (measure.c).
+ * stderr. With --from N the run begins at position N with noise in all states: what a token costs in a long
+ * context, without reading one (its tokens mean nothing; only bench asks for it). Also: --identity (isa hash, source
+ * hash, leaves this CPU has), --handlers (opcodes by phase), --measure (measure.c).
  * Exit: 0 done, 1 the driver is gone, 2 usage, 3 image refused, 4 stopped by a fault, 5 this machine is unfit.
  */
 #define _GNU_SOURCE
@@ -27,8 +28,8 @@
 #endif
 
 typedef struct Options {
-    const char *image, *shared, *logits, *leaves;
-    uint32_t n_threads;
+    const char *image, *shared, *logits, *trace, *leaves;
+    uint32_t n_threads, from;
     int records;
     double deadline_s;
 } Options;
@@ -39,6 +40,7 @@ typedef struct Rank {
     K3Team team;
     uint32_t *token_id, *position, *slot, *page_table;
     uint32_t epoch, n_read, n_chosen;
+    uint32_t from; /* position of the first token: 0 but for a measurement */
 } Rank;
 
 static int record_fd = -1;
@@ -96,6 +98,8 @@ static int parse(Options *o, int argc, char **argv) {
         if (strcmp(name, "--image") == 0) o->image = value;
         else if (strcmp(name, "--shared") == 0) o->shared = value;
         else if (strcmp(name, "--logits") == 0) o->logits = value;
+        else if (strcmp(name, "--trace") == 0) o->trace = value;
+        else if (strcmp(name, "--from") == 0) o->from = (uint32_t)strtoul(value, NULL, 10);
         else if (strcmp(name, "--leaves") == 0) o->leaves = value;
         else if (strcmp(name, "--threads") == 0) o->n_threads = (uint32_t)strtoul(value, NULL, 10);
         else if (strcmp(name, "--records") == 0) o->records = (int)strtol(value, NULL, 10);
@@ -123,7 +127,7 @@ static int allocate(Rank *r) {
 
 static void send_fault(Rank *r, uint32_t phase) {
     const K3Record record = {.kind = K3_RECORD_FAULT, .rank = r->image.header->rank, .step = r->n_chosen, .phase = phase,
-                             .position = r->n_read, .fault = r->team.fault};
+                             .position = r->from + r->n_read, .fault = r->team.fault};
     send_record(&record);
 }
 
@@ -154,12 +158,12 @@ static void choose(Rank *r, const K3PhaseRow *row, const K3Step *step, K3Record 
 static int run_step(Rank *r, uint32_t phase, uint32_t n_tokens, int wants_token, K3Record *record) {
     const K3ImageHeader *h = r->image.header;
     const K3PhaseRow *row = &r->image.program[phase].row;
-    for (uint32_t t = 0; t < n_tokens; t++) r->position[t] = r->n_read + t;
+    for (uint32_t t = 0; t < n_tokens; t++) r->position[t] = r->from + r->n_read + t;
     const K3Step step = {.n_tokens = n_tokens, .head_from = h->all_logits ? 0 : wants_token ? n_tokens - 1 : n_tokens,
                          .epoch = r->epoch++, .max_pages = h->max_pages, .token_id = r->token_id, .position = r->position,
                          .slot = r->slot, .page_table = r->page_table};
     *record = (K3Record){.kind = K3_RECORD_PROMPT, .rank = h->rank, .step = r->n_chosen, .phase = phase,
-                         .position = r->n_read + n_tokens - 1, .n_tokens = n_tokens};
+                         .position = r->from + r->n_read + n_tokens - 1, .n_tokens = n_tokens};
     const uint64_t start = k3_now_ns();
     const uint32_t fault = k3_team_step(&r->team, phase, &step, &record->digest);
     record->ns = k3_now_ns() - start;
@@ -208,6 +212,31 @@ static int generate(Rank *r) {
     }
 }
 
+/* Any numbers of moderate size do; zeros would let the memory of long states be one page. */
+static void fill_states(const Rank *r) {
+    uint32_t x = 1;
+    for (uint32_t i = 0; i < r->image.n_tensors; i++) {
+        const K3TensorRow *t = &r->image.tensors[i];
+        float *values = r->memory.tensor[i];
+        for (uint64_t k = 0; t->place == K3_PLACE_PRIVATE && k < t->bytes / 4; k++) {
+            x = x * 1664525u + 1013904223u;
+            values[k] = (float)(x >> 8) * 0x1p-24f - 0.5f;
+        }
+    }
+}
+
+static int begin_at(Rank *r, uint32_t from, char *why, size_t why_bytes) {
+    const K3ImageHeader *h = r->image.header;
+    r->from = from;
+    if (from == 0) return 0;
+    if ((uint64_t)from + r->image.n_prompt + h->n_gen - 1 > h->max_context) {
+        snprintf(why, why_bytes, "position %u and tokens above the context %u", from, h->max_context);
+        return -1;
+    }
+    fill_states(r);
+    return 0;
+}
+
 static int start(Rank *r, const Options *o, const K3Bodies *bodies) {
     char why[512];
     if (k3_image_open(&r->image, o->image, why, sizeof why) != 0) return refuse(3, o->image, why);
@@ -215,6 +244,8 @@ static int start(Rank *r, const Options *o, const K3Bodies *bodies) {
     if (allocate(r) != 0) return refuse(5, "memory", "out of memory");
     if (k3_team_start(&r->team, &r->image, &r->memory, bodies, o->n_threads, (uint64_t)(o->deadline_s * 1e9), why, sizeof why) != 0)
         return refuse(5, "threads", why);
+    if (o->trace != NULL && k3_trace_open(&r->team.trace, o->trace, o->n_threads, why, sizeof why) != 0) return refuse(5, "trace", why);
+    if (begin_at(r, o->from, why, sizeof why) != 0) return refuse(2, "--from", why);
     const int canary = k3_canary_ftz();
     if (canary != 0) {
         snprintf(why, sizeof why, "canary %d of the arithmetic contract fails (see kernels_cpu/ftz.h)", canary);
@@ -228,7 +259,7 @@ int main(int argc, char **argv) {
     if (argc == 2 && strcmp(argv[1], "--identity") == 0) return print_identity();
     if (argc == 2 && strcmp(argv[1], "--handlers") == 0) return print_handlers();
     if (argc > 1 && strcmp(argv[1], "--measure") == 0) return k3_measure(argc - 2, argv + 2);
-    if (parse(&o, argc, argv) != 0) return refuse(2, "k3-cpu", "need --image F --shared F --records FD [--logits F] [--threads N] [--leaves L] [--deadline S]");
+    if (parse(&o, argc, argv) != 0) return refuse(2, "k3-cpu", "need --image F --shared F --records FD [--logits F] [--trace F] [--from N] [--threads N] [--leaves L] [--deadline S]");
     prctl(PR_SET_PDEATHSIG, SIGKILL); /* no stray rank after a killed driver; one that died before: the pipe says so */
     record_fd = o.records;
     signal(SIGPIPE, SIG_IGN);

@@ -62,6 +62,7 @@ _UNITS = (
     Unit("interp", "interp.c", ("-O2",)),
     Unit("observe", "observe.c", ("-O2",)),
     Unit("memory", "memory.c", ("-O2",)),
+    Unit("trace", "trace.c", ("-O2",)),
     Unit("image", "image.c", ("-O2",)),
     Unit("main", "main.c", ("-O2",)),
 )  # fmt: skip

@@ -23,6 +23,7 @@ import numpy.typing as npt
 from k3tool.errors import ArtifactError, K3Error, TargetError, UnsoundError
 from k3tool.runtime import records
 from k3tool.runtime.records import RECORD_DTYPE, Fault
+from k3tool.runtime.trace import Trace, read_trace, trace_bytes
 
 Array = npt.NDArray[Any]
 GRACE_SECONDS = 1.0  # after a first fault: time for others to report a better one
@@ -43,6 +44,8 @@ class Launch:
     leaves: str = "auto"
     deadline_seconds: float = 60.0
     logits_shape: tuple[int, int] | None = None
+    trace_events: int = 0  # a worker; 0 for no trace
+    first_position: int = 0  # above 0: a measurement with noise in all states
 
 
 @dataclass(slots=True)
@@ -71,6 +74,7 @@ class RankGroup:
         self._selector = selectors.DefaultSelector()
         self._shared: mmap.mmap | None = None
         self._logits: int | None = None
+        self._traces: list[int] = []
         self._segments: int | None = None
 
     # -- start and stop ------------------------------------------------------------------------
@@ -124,6 +128,13 @@ class RankGroup:
         if self._logits is not None:
             command += ["--logits", _open_path(self._logits)]
             passed.append(self._logits)
+        if launch.trace_events:
+            n_bytes = trace_bytes(launch.n_threads, launch.trace_events)
+            self._traces.append(self._memory_file(f"k3-trace-{number}", n_bytes))
+            command += ["--trace", _open_path(self._traces[-1])]
+            passed.append(self._traces[-1])
+        if launch.first_position:
+            command += ["--from", str(launch.first_position)]
         try:
             process = subprocess.Popen(
                 command, stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, pass_fds=passed
@@ -180,6 +191,10 @@ class RankGroup:
         shape = self._launch.logits_shape
         with mmap.mmap(self._logits, shape[0] * shape[1] * 4, access=mmap.ACCESS_READ) as data:
             return np.frombuffer(data, "<f4").reshape(shape).copy()
+
+    def trace(self, rank: int) -> Trace:
+        """Return what a rank's workers did and when; the rank must have ended."""
+        return read_trace(self._traces[rank], self._launch.n_threads, self._launch.trace_events)
 
     def steps(self) -> Iterator[Array]:
         """Yield, for each step, all ranks' records ([R] RECORD_DTYPE), after comparing them.
