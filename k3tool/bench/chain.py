@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from k3tool.bench.traffic import traffic_bytes
+from k3tool.bench.traffic import reread_bytes, traffic_bytes
 from k3tool.compiler.hazards import data_edges
 from k3tool.compiler.order import Order
 from k3tool.compiler.plan import Phase, Plan
@@ -51,6 +51,8 @@ class Chain:
     bytes_total: int
     bytes_mean: float
     bytes_median: float
+    reread_total: int  # bytes that slices read again, from a cache: see `reread_bytes`
+    reread_by_op: Mapping[str, int]
     floor_ms: Mapping[str, float]  # chain times the cost of a hand-off
     below_floor: Mapping[str, int]  # packets whose bytes take less time than their hand-off
     bandwidth: float  # bytes a second that below_floor assumes
@@ -71,6 +73,10 @@ def measure_chain(plan: Plan, phase_name: str, bandwidth: float) -> Chain:
     n_waits, slices = phase.packets["n_waits"], phase.packets["n_slices"].astype(np.int64)
     moved = np.array([traffic_bytes(packet, plan.tensors, phase.max_tokens, plan.tp)
                       for packet in phase.packets])  # fmt: skip
+    again = np.array([
+        reread_bytes(packet, int(packet["n_slices"]), plan.tensors, phase.max_tokens)
+        for packet in phase.packets
+    ])  # fmt: skip
     is_gate = (phase.packets["counter"] & GATE) != 0
     kept = sum(1 for a, b in edges if a in _producers(order, b))
     return Chain(
@@ -94,6 +100,8 @@ def measure_chain(plan: Plan, phase_name: str, bandwidth: float) -> Chain:
         bytes_total=int(moved.sum()),
         bytes_mean=float(moved.mean()),
         bytes_median=float(np.median(moved)),
+        reread_total=int(again.sum()),
+        reread_by_op=_by_op(phase, again),
         floor_ms={name: handoffs * us / 1000 for name, us in HANDOFF_US.items()},
         below_floor={
             name: int((moved / bandwidth < us * 1e-6).sum()) for name, us in HANDOFF_US.items()
@@ -119,13 +127,15 @@ def _paths(order: Order) -> tuple[int, int]:
 
 
 def inner_waits(op: int) -> int:
-    """Return the hand-offs inside one packet of an op, where its slices wait for each other.
+    """Return the hand-offs inside one packet of an op, which the op table states.
 
-    No op of the table does: a slice reads only what earlier packets wrote, and collectives are
-    packets of their own whose gate is counted like any other.
+    No op of the table has any: a body never waits (`kernels_common/k3.h`), its slice reads only
+    what earlier packets wrote, and collectives are packets of their own whose gate counts like any
+    other.
     """
-    assert spec_of(op) is not None, op
-    return 0
+    spec = spec_of(op)
+    assert spec is not None, op
+    return spec.inner_waits
 
 
 def _by_width(slices: Columns, n_waits: Columns) -> dict[str, int]:
@@ -154,3 +164,10 @@ def _live_counters(order: Order) -> int:
 def _histogram(phase: Phase) -> dict[str, int]:
     counts = Counter(phase.packets["op"].tolist())
     return {Op(op).name: n for op, n in sorted(counts.items(), key=lambda x: (-x[1], x[0]))}
+
+
+def _by_op(phase: Phase, values: Columns) -> dict[str, int]:
+    """Return the sum of a packet's value for every op that has one, largest first."""
+    ops = phase.packets["op"]
+    sums = {Op(op).name: int(values[ops == op].sum()) for op in np.unique(ops).tolist()}
+    return {name: n for name, n in sorted(sums.items(), key=lambda x: (-x[1], x[0])) if n}

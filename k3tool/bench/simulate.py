@@ -3,10 +3,11 @@
 Modelled: every workgroup executes its queue in order; an entry starts when its workgroup is free
 and its counters have reached their thresholds, a hand-off after the last arrival; gates complete at
 all ranks together; an entry takes its share of the packet's bytes at an even share of the
-bandwidth, at most what one workgroup can move, plus a random stall. Not modelled: arithmetic, cache
-hits, packets that share the bandwidth, and workers of one domain taking each other's entries. Times
-follow exactly from these rules, as every wait is on an earlier instruction (check F): one pass in
-instruction order computes them.
+bandwidth, at most what one workgroup can move, then what slices read again (from a cache, so at
+what one workgroup can move), plus a random stall. Not modelled: arithmetic, packets that share the
+bandwidth, a cache that many workgroups read at once, and workers of one domain taking each other's
+entries. Times follow exactly from these rules, as every wait is on an earlier instruction (check
+F): one pass in instruction order computes them.
 """
 
 from collections import defaultdict
@@ -15,7 +16,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from k3tool.bench.traffic import traffic_bytes
+from k3tool.bench.traffic import reread_bytes, traffic_bytes
 from k3tool.errors import UnsoundError
 from k3tool.isa.columns import GATE, Columns
 from k3tool.isa.stream import Isa, Stream
@@ -30,7 +31,7 @@ class Costs:
     handoff_us: float
     gate_us: float  # a hand-off that all ranks arrive at
     bandwidth: float
-    unit_bandwidth: float  # bytes a second that one workgroup can move alone
+    unit_bandwidth: float  # bytes a second that one workgroup can move alone, or read from a cache
     stall_rate: float  # part of entries that stall
     stall_us: float  # mean of an exponential distribution
 
@@ -61,6 +62,7 @@ class Timeline:
     workgroup: Columns = field(init=False)  # of each entry
     before: Columns = field(init=False)  # the entry before it in its queue, -1 for the first
     share: Columns = field(init=False)  # bytes of each entry
+    again: Columns = field(init=False)  # bytes of each entry that other slices read too
 
     def __post_init__(self) -> None:
         """Sort entries by instruction and find each one's predecessor in its queue."""
@@ -82,6 +84,11 @@ class Timeline:
         before[starts] = -1
         self.before = before[by_inst]
         self.share = self._shares(entries[by_inst], counts)
+        reread = np.array([
+            reread_bytes(row, slices, self.isa.tensors, stream.max_tokens)
+            for row, slices in zip(self.order.rows, counts.tolist(), strict=True)
+        ], np.float64)  # fmt: skip
+        self.again = np.repeat(reread / np.maximum(counts, 1), counts)
 
     def _shares(self, entries: Columns, counts: Columns) -> Columns:
         rows, tensors = self.order.rows, self.isa.tensors
@@ -121,7 +128,8 @@ class _Pass:
         self.start, self.end, self.stall = (np.zeros((ranks, n)) for _ in range(3))
         slices = np.diff(timeline.first)
         speed = np.minimum(costs.bandwidth / np.maximum(slices, 1), costs.unit_bandwidth)
-        self.work = timeline.share / np.repeat(speed, slices) * 1e6
+        own = timeline.share / np.repeat(speed, slices)
+        self.work = (own + timeline.again / costs.unit_bandwidth) * 1e6
         self.ready = np.zeros((ranks, len(timeline.order.rows)))
         self.cause: list[list[int | None]] = []  # [instruction][rank]: counter that came last
         self.done: dict[int, Columns] = {}  # counter -> when it is complete, by rank

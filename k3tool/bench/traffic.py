@@ -1,7 +1,8 @@
 """The bytes that a packet moves on one rank: from its record and the handle table, at full context.
 
 Weights, states and activations count once per packet, however many slices read them: repeats come
-from a cache. Experts count as far as the router can pick them, an embedding by its rows.
+from a cache, and `reread_bytes` counts them. Experts count as far as the router can pick them, an
+embedding by its rows.
 """
 
 from collections.abc import Sequence
@@ -31,6 +32,26 @@ def traffic_bytes(packet: Any, tensors: Sequence[Tensor], max_tokens: int, n_ran
     for access in accesses(packet, tensors):
         if tensors[access.handle].role != "state":
             total += (access.byte1 - access.byte0) * (n_ranks if access.every_rank else 1)
+    return total
+
+
+def reread_bytes(packet: Any, slices: int, tensors: Sequence[Tensor], max_tokens: int) -> int:
+    """Return the bytes that `slices` slices read beyond the packet's own, in a full step.
+
+    Two kinds (the op table says which operands): what every slice reads whole counts for all slices
+    but one, as often as its body reads it; a slice's own part of a weight that it reads again for
+    every token counts for all tokens but one.
+    """
+    spec = spec_of(int(packet["op"]))
+    assert spec is not None, packet["op"]
+    total = 0
+    handles = handles_of(spec, packet["handles"].tolist())
+    reads = {access.operand: access.byte1 - access.byte0 for access in accesses(packet, tensors)}
+    for operand in spec.operands:
+        size = reads.get(operand.name, tensors[handles[operand.name]].n_bytes)
+        times = spec.whole.get(operand.name, 0)
+        total += size * max(0, slices * times - 1) if times else 0
+        total += size * (max_tokens - 1) if operand.name in spec.again else 0
     return total
 
 

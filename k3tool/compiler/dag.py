@@ -37,6 +37,14 @@ class Dag:
     ancestors: tuple[int, ...]
     depth: tuple[int, ...]  # packets on the longest chain that ends here
 
+    def handoffs(self) -> int:
+        """Return the hand-offs on the longest chain: a gate per packet, and waits inside it."""
+        found: list[int] = []
+        for packet, before in zip(self.packets, self.producers, strict=True):
+            own = 1 + SPECS[packet.op].inner_waits
+            found.append(own + max((found[p] for p in before), default=0))
+        return max(found)
+
 
 def packet_dag(graph: Graph) -> Dag:
     """Return the packets that the graph's outputs need, in level order, with their producers."""

@@ -85,7 +85,6 @@ class _Phase:
         for index, packet in enumerate(self.dag.packets):
             self._operands(index, packet)
         self._check_fold()
-        depth = max(self.dag.depth)
         return Phase(
             name=self.name,
             max_tokens=self.layout.max_tokens,
@@ -95,8 +94,8 @@ class _Phase:
             n_gates=len(peers),
             arena_bytes=arena_bytes,
             peer_bytes=peer_bytes,
-            packet_path=depth,
-            critical_path=depth,  # no packet waits inside itself yet
+            packet_path=max(self.dag.depth),
+            critical_path=self.dag.handoffs(),
         )
 
     # -- sizes and slices --------------------------------------------------------------------------

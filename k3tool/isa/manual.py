@@ -44,6 +44,9 @@ def _op_data(spec: OpSpec) -> dict[str, Any]:
         "placement": spec.placement,
         "phases": list(spec.phases),
         "targets": list(spec.targets),
+        "whole": dict(spec.whole),
+        "again": list(spec.again),
+        "inner_waits": spec.inner_waits,
         "doc": spec.doc,
     }
 

@@ -88,6 +88,8 @@ def chain_lines(c: "Chain") -> Iterator[str]:
     yield f"bytes            {mb:8.1f}   MB a rank and step, at full context"
     mean, median = c.bytes_mean / 1e3, c.bytes_median / 1e3
     yield f"bytes a packet   {mean:8.1f}   kB mean, {median:.1f} median"
+    most = ", ".join(f"{op} {n / 1e6:.0f}" for op, n in list(c.reread_by_op.items())[:3])
+    yield f"read again       {c.reread_total / 1e6:8.1f}   MB by slices, from caches: {most}"
     ms = c.bytes_total / c.bandwidth * 1e3
     yield f"at {c.bandwidth / 1e9:.0f} GB/s these bytes take {ms:.3f} ms"
     for name, us in HANDOFF_US.items():

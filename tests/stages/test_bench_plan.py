@@ -1,6 +1,7 @@
 """bench chain and bench simulate: counts that can be checked by hand, keys, refusals."""
 
 import json
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -10,16 +11,19 @@ import pytest
 
 from k3tool.bench.chain import measure_chain
 from k3tool.bench.simulate import Costs, Timeline, simulate
+from k3tool.bench.traffic import reread_bytes
 from k3tool.checkpoint.sample_presets import PRESETS, preset_config
 from k3tool.compiler.compile import compile_plan
 from k3tool.compiler.plan import Plan, save_plan
 from k3tool.errors import UnsoundError
 from k3tool.isa.emit import emit
 from k3tool.isa.stream import save_isa
+from k3tool.isa.table import SPECS, Op
 from k3tool.model.config import K3Config
 from tests.isa import plans
 
 Run = Callable[..., Any]
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture(scope="module")
@@ -50,6 +54,78 @@ def test_a_path_that_is_not_the_waits_is_refused() -> None:
     phase = replace(plan.phases["decode"], critical_path=3)
     with pytest.raises(UnsoundError, match="longest path"):
         measure_chain(replace(plan, phases={"decode": phase}), "decode", 1e9)
+
+
+def test_a_wait_inside_a_packet_is_a_hand_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No op has one, so a made-up row stands in for an op whose slices meet inside."""
+    assert not any(spec.inner_waits for spec in SPECS.values())
+    plan = plans.plan()
+    before = measure_chain(plan, "decode", 1e9)
+    n = before.histogram["ALL_REDUCE_ADD"]
+    assert n > 0
+    row = replace(SPECS[Op.ALL_REDUCE_ADD], inner_waits=2)
+    monkeypatch.setitem(SPECS, Op.ALL_REDUCE_ADD, row)
+    longer = before.critical_path + 2 * n
+    with pytest.raises(UnsoundError, match=f"longest path.*{longer}"):
+        measure_chain(plan, "decode", 1e9)
+    phase = replace(plan.phases["decode"], critical_path=longer)
+    after = measure_chain(replace(plan, phases={"decode": phase}), "decode", 1e9)
+    assert (after.critical_path, after.packet_path) == (longer, before.packet_path)
+    assert after.floor_ms["first"] == pytest.approx(longer * 13.2e-3)
+
+
+def test_compile_plan_states_hand_offs_inside_packets(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = K3Config.from_dict(preset_config(PRESETS["tiny"]))
+    options = {"tp": 2, "target": "cpu", "workgroups": 8, "chunk": 4, "batch": 1, "ctx": 512}
+    before = compile_plan(config, **options).phases["decode"]
+    row = replace(SPECS[Op.ARGMAX_FOLD], inner_waits=3)
+    monkeypatch.setitem(SPECS, Op.ARGMAX_FOLD, row)
+    plan = compile_plan(config, **options)
+    after = plan.phases["decode"]
+    assert after.critical_path == before.critical_path + 3
+    assert after.packet_path == before.packet_path
+    assert measure_chain(plan, "decode", 1e9).critical_path == after.critical_path
+
+
+def test_no_body_waits() -> None:
+    """What makes 0 inner waits true: a body has no counter to wait on, and calls no wait."""
+    folder = ROOT / "kernels_common"
+    bodies = sorted((folder / "ops").glob("*.h"))
+    assert len(bodies) > 40
+    for path in bodies:
+        text = re.sub(r"/\*.*?\*/", "", path.read_text(), flags=re.DOTALL)
+        assert not re.search(r"counter|k3_wait|k3_signal|atomic|spin", text), path.name
+    header = (folder / "k3.h").read_text()
+    context = re.search(r"typedef struct K3Ctx \{(.*?)\} K3Ctx", header, re.DOTALL)
+    assert context, "the context that a body sees"
+    assert "counter" not in re.sub(r"/\*.*?\*/", "", context[1], flags=re.DOTALL)
+
+
+def test_what_slices_read_again_is_counted_by_hand(made: Plan) -> None:
+    """All slices but one of a product read its input again; a mix reads its prefix thrice."""
+    phase, tensors = made.phases["decode"], made.tensors
+    seen = set()
+    for packet in phase.packets:
+        op, slices = Op(int(packet["op"])), int(packet["n_slices"])
+        found = reread_bytes(packet, slices, tensors, phase.max_tokens)
+        size = {
+            o.name: tensors[h].n_bytes
+            for o, h in zip(SPECS[op].operands, SPECS[op].handles(packet["handles"]), strict=True)
+        }
+        if op is Op.GEMV_BF16_BLOCKS:
+            assert found == (slices - 1) * size["x"]
+        elif op is Op.MIX_LINEARS_6:
+            vectors = sum(size[name] for name in ("part", "res_norm", "res_proj", "norm"))
+            assert found == (slices - 1) * vectors + (3 * slices - 1) * size["prefix"]
+        elif op is Op.ALL_REDUCE:
+            assert found == 0
+        else:
+            continue
+        seen.add(op)
+    assert seen == {Op.GEMV_BF16_BLOCKS, Op.MIX_LINEARS_6, Op.ALL_REDUCE}
+    chain = measure_chain(made, "decode", 1e9)
+    assert chain.reread_total == sum(chain.reread_by_op.values()) > 0
+    assert "ALL_REDUCE" not in chain.reread_by_op
 
 
 def test_time_without_work_is_the_chain_times_the_hand_off(made: Plan) -> None:
