@@ -151,13 +151,17 @@ static void trace_event(const K3Worker *w, uint32_t inst, uint32_t workgroup, ui
     k3_trace_add(&team->trace, &event);
 }
 
-/* Step one workgroup until it blocks or its queue ends. Returns how many entries it ran. */
-static uint32_t step_workgroup(K3Worker *w, const K3Program *p, uint32_t workgroup) {
+static uint32_t position(const K3Queue *queue) { return __atomic_load_n(&queue->position, __ATOMIC_RELAXED); }
+
+/* Step one workgroup, which this worker has taken, until it blocks, its queue ends or `most` entries have run.
+ * Returns how many ran. */
+static uint32_t step_workgroup(K3Worker *w, const K3Program *p, uint32_t workgroup, uint32_t most) {
     K3Team *team = w->team;
+    K3Queue *queue = &team->queues[workgroup];
     uint32_t done = 0;
-    while (team->position[workgroup] < p->queue[workgroup + 1]) {
-        const K3Entry *e = &p->entries[team->position[workgroup]];
-        uint32_t *met = &team->wait_done[workgroup];
+    while (done < most && position(queue) < p->queue[workgroup + 1]) {
+        const K3Entry *e = &p->entries[position(queue)];
+        uint32_t *met = &queue->waits_done;
         for (; *met < e->n_waits; (*met)++) {
             const K3Wait *wait = &p->waits[e->wait_ofs + *met];
             if (reached(team, wait->counter) < wait->threshold) return done;
@@ -171,9 +175,22 @@ static uint32_t step_workgroup(K3Worker *w, const K3Program *p, uint32_t workgro
             return done;
         }
         *met = 0;
-        team->position[workgroup]++;
+        __atomic_store_n(&queue->position, position(queue) + 1u, __ATOMIC_RELAXED);
         done++;
     }
+    return done;
+}
+
+/* The same where nobody else is at it, else 0. *open counts queues that have not ended. */
+static uint32_t try_workgroup(K3Worker *w, const K3Program *p, uint32_t workgroup, uint32_t most, uint32_t *open) {
+    K3Queue *queue = &w->team->queues[workgroup];
+    uint32_t done = 0;
+    if (position(queue) == p->queue[workgroup + 1]) return 0;
+    if (__atomic_load_n(&queue->taken, __ATOMIC_RELAXED) == 0 && __atomic_exchange_n(&queue->taken, 1u, __ATOMIC_ACQUIRE) == 0) {
+        done = step_workgroup(w, p, workgroup, most);
+        __atomic_store_n(&queue->taken, 0u, __ATOMIC_RELEASE);
+    }
+    *open += position(queue) < p->queue[workgroup + 1];
     return done;
 }
 
@@ -196,7 +213,7 @@ static int raise_deadline(K3Worker *w) {
     const K3Program *p = &team->image->program[team->phase];
     K3FaultReport fault = {K3_FAULT_DEADLINE, team->phase, K3_NO_INDEX, 0xffff, K3_NO_INDEX, w->index, 0, 0, 0, 0};
     for (uint32_t g = 0; g < team->image->header->n_workgroups; g++) {
-        const uint32_t at = __atomic_load_n(&team->position[g], __ATOMIC_RELAXED);
+        const uint32_t at = position(&team->queues[g]);
         if (at >= p->queue[g + 1]) continue;
         const K3Entry *e = &p->entries[at];
         if (e->inst >= fault.inst) continue;
@@ -253,6 +270,8 @@ static void back_off(K3Worker *w) {
 
 /* ---- a step ---------------------------------------------------------------------------------------- */
 
+/* Own workgroups as far as they go; only where none of them is ready one slice of another worker's, so that a
+ * worker whose core is taken away, or whose slices were the slower ones, does not keep all others waiting. */
 static void run_workgroups(K3Worker *w) {
     K3Team *team = w->team;
     const K3Program *p = &team->image->program[team->phase];
@@ -264,14 +283,16 @@ static void run_workgroups(K3Worker *w) {
     while (open > 0 && !stopped(team)) {
         uint32_t done = 0;
         open = 0;
-        for (uint32_t g = w->index; g < n_workgroups; g += team->n_threads) {
-            done += step_workgroup(w, p, g);
-            open += team->position[g] < p->queue[g + 1];
+        for (uint32_t g = w->index; g < n_workgroups; g += team->n_threads) done += try_workgroup(w, p, g, UINT32_MAX, &open);
+        for (uint32_t i = 1; i < n_workgroups && done == 0; i++) {
+            const uint32_t g = (w->index + i) % n_workgroups;
+            if (g % team->n_threads != w->index) done = try_workgroup(w, p, g, 1, &open);
         }
         if (done > 0) {
             __atomic_store_n(progress, *progress + done, __ATOMIC_RELAXED);
             w->idle = 0;
             w->idle_since_ns = 0;
+            open = 1; /* it has not looked at all of them */
         } else if (open > 0) {
             back_off(w);
         }
@@ -323,8 +344,7 @@ uint32_t k3_team_step(K3Team *team, uint32_t phase, const K3Step *step, uint64_t
     const uint64_t start = k3_now_ns();
     team->step = *step;
     team->phase = phase;
-    memcpy(team->position, p->queue, n_workgroups * sizeof *team->position);
-    memset(team->wait_done, 0, n_workgroups * sizeof *team->wait_done);
+    for (uint32_t g = 0; g < n_workgroups; g++) team->queues[g] = (K3Queue){0, p->queue[g], 0};
     for (uint32_t t = 0; t < team->n_threads; t++) {
         K3Ctx *c = &team->workers[t].ctx;
         team->workers[t].digest = 0;
@@ -386,9 +406,8 @@ int k3_team_start(K3Team *team, const K3Image *image, const K3Memory *memory, co
     team->n_pauses = h->n_ranks * n_threads <= (uint32_t)CPU_COUNT(&team->cpus) ? 300u : 20u;
     team->counters = aligned_alloc(K3_LINE, 2 * ((uint64_t)h->max_counters + 1) * sizeof(K3Counter));
     team->workers = aligned_alloc(K3_LINE, n_threads * sizeof(K3Worker));
-    team->position = calloc(h->n_workgroups, sizeof *team->position);
-    team->wait_done = calloc(h->n_workgroups, sizeof *team->wait_done);
-    if (team->counters == NULL || team->workers == NULL || team->position == NULL || team->wait_done == NULL) {
+    team->queues = aligned_alloc(K3_LINE, h->n_workgroups * sizeof *team->queues);
+    if (team->counters == NULL || team->workers == NULL || team->queues == NULL) {
         snprintf(why, why_bytes, "out of memory");
         return -1;
     }

@@ -22,8 +22,15 @@ typedef struct __attribute__((aligned(K3_LINE))) K3Counter {
 
 typedef struct K3Team K3Team;
 
+/* Where a workgroup's queue stands. Whoever sets `taken` steps it until it clears it again. */
+typedef struct __attribute__((aligned(K3_LINE))) K3Queue {
+    uint32_t taken;
+    uint32_t position;   /* next entry */
+    uint32_t waits_done; /* of that entry, already met */
+} K3Queue;
+
 /* One thread. Its workgroups are index, index + n_threads, ...: the slices of a packet lie on neighbouring
- * workgroups, so this spreads them. Scratch is the thread's, since an op body runs to its end. */
+ * workgroups, so this spreads them. When none of its own is ready it runs a slice of another's. Scratch is the thread's, since an op body runs to its end. */
 typedef struct __attribute__((aligned(K3_LINE))) K3Worker {
     K3Team *team;
     uint32_t index, idle;
@@ -41,8 +48,7 @@ struct K3Team {
     uint64_t deadline_ns;
     cpu_set_t cpus; /* that the process may use */
     K3Counter *counters; /* [2][max_counters] */
-    uint32_t *position;  /* [n_workgroups] next entry */
-    uint32_t *wait_done; /* [n_workgroups] waits of that entry already met */
+    K3Queue *queues;     /* [n_workgroups] */
     K3Worker *workers;
     K3Trace trace; /* set by the owner after the start, or left empty */
     K3Step step; /* this step, and which program runs it */
