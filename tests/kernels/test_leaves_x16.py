@@ -1,7 +1,7 @@
 """Leaves for x of bf16 values against the plain scalar leaves, whose bits define theirs.
 
-Bits, not tolerances. Kills: another order inside a pair of vdpbf16ps, a tail padded with +0, x packed
-in the wrong order, blocks packed without a gap, a CPU whose instruction does something else.
+Bits, not tolerances. Kills: another order inside a pair of vdpbf16ps, a tail padded with +0, x
+packed in the wrong order, blocks packed without a gap, a CPU whose instruction does other things.
 """
 
 from __future__ import annotations
@@ -123,7 +123,7 @@ def test_control_the_instruction_is_used(leaf_library):
 
 
 def test_a_cpu_that_sums_in_another_order_falls_back(tmp_path):
-    """The self-test, with its expectation turned round: the set is given up with a line that says so."""
+    """The self-test, its expectation turned round: the set is given up with a line that says so."""
     if not NEEDS["avx512_bf16"] <= cpu_flags():
         pytest.skip("NOT RUN: no avx512_bf16 on this CPU")
     units = ("avx512_bf16",)
