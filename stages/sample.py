@@ -20,7 +20,7 @@ class Options:
     """Where to write which shape, and the seed of its values.
 
     `released` asks for the stand-in of the released checkpoint, made from config and index in
-    `data`, with real bytes in `fill_layers` only.
+    `data`, with real bytes in `fill_layers` only, and with experts `shuffled` inside each layer.
     """
 
     output: Path
@@ -29,6 +29,7 @@ class Options:
     released: bool = False
     data: Path = RELEASED_DATA
     fill_layers: tuple[int, ...] = ()
+    shuffled: bool = False
 
 
 def run(opts: Options, say: Callable[[str], None] | None = None) -> SampleInfo:
@@ -37,10 +38,15 @@ def run(opts: Options, say: Callable[[str], None] | None = None) -> SampleInfo:
     `say` hears of each file of a small model.
     """
     if opts.released:
-        return write_released(opts.output, opts.data, opts.fill_layers, opts.seed)
+        return write_released(
+            opts.output, opts.data, opts.fill_layers, opts.seed, shuffled=opts.shuffled
+        )
     if opts.fill_layers:
         got = "a layout whose layers all have values"
         raise UsageError("--fill-layers", got=got, need="--layout released")
+    if opts.shuffled:
+        got = "a layout in the order of the release"
+        raise UsageError("--shuffle-experts", got=got, need="--layout released")
     return write_sample(opts.output, opts.preset, opts.seed, say)
 
 
@@ -70,6 +76,11 @@ def run(opts: Options, say: Callable[[str], None] | None = None) -> SampleInfo:
     help="Layers of the released layout that get random values, such as 0,3-5 (17 GB each).",
 )
 @click.option(
+    "--shuffle-experts",
+    is_flag=True,
+    help="Store the experts of each released layer in an order of its own, drawn from the seed.",
+)
+@click.option(
     "--data",
     type=options.PATH,
     default=RELEASED_DATA,
@@ -82,6 +93,7 @@ def command(
     preset: str,
     seed: int,
     fill_layers: tuple[int, ...] | None,
+    shuffle_experts: bool,
     data: Path,
     as_json: bool,
 ) -> None:
@@ -102,7 +114,9 @@ def command(
         if sys.stderr.isatty():
             click.echo(text, err=True)
 
-    info = run(Options(output, preset, seed, layout == "released", data, fill_layers or ()), say)
+    released = layout == "released"
+    opts = Options(output, preset, seed, released, data, fill_layers or (), shuffle_experts)
+    info = run(opts, say)
     if as_json:
         click.echo(json.dumps({**info._asdict(), "path": str(info.path)}))
         return

@@ -4,12 +4,14 @@ import os
 import re
 import sys
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 
 from k3tool.bench.frame import (
     BenchReport,
     Limit,
     Paired,
+    Spread,
     interleave,
     machine_line,
     run_child,
@@ -31,8 +33,29 @@ print("names", count, "seconds", time.perf_counter() - start)
 """
 
 
-def bench_inspect(checkpoint: Path, repeats: int) -> BenchReport:
-    """Measure inspect's report of a checkpoint. Raises: K3Error if a side fails."""
+def bench_inspect(checkpoints: Mapping[str, Path], repeats: int) -> BenchReport:
+    """Measure inspect's report of checkpoints, each under its label.
+
+    Raises: K3Error if a side fails.
+    """
+    rows: list[tuple[str, Spread, str]] = []
+    limits: list[Limit] = []
+    for label, checkpoint in checkpoints.items():
+        more = _measure(label and f", {label}", checkpoint, repeats)
+        rows += more[0]
+        limits += more[1]
+    definition = [
+        f"{', '.join(map(str, checkpoints.values()))}: wall time of fresh processes, interleaved,",
+        "one warm-up each, files in the page cache; ratios are medians of paired runs; peak is the",
+        "child's own (wait4)",
+        machine_line(),
+    ]
+    return BenchReport("inspect", definition, rows, limits)
+
+
+def _measure(
+    label: str, checkpoint: Path, repeats: int
+) -> tuple[list[tuple[str, Spread, str]], list[Limit]]:
     listing: list[float] = []
     peaks: list[float] = []
 
@@ -52,23 +75,19 @@ def bench_inspect(checkpoint: Path, repeats: int) -> BenchReport:
     whole = interleave(stock, inspect, repeats)
     alone = Paired(listing[-repeats:], whole.second)
     rows = [
-        ("stock safetensors lists all names, process", spread(whole.first), "s"),
-        ("stock safetensors lists all names, listing alone", spread(alone.first), "s"),
-        ("k3tool inspect --json, process", spread(whole.second), "s"),
-        ("inspect / stock process", whole.ratio, "times"),
-        ("inspect / stock listing alone", alone.ratio, "times"),
-        ("peak memory of inspect", spread(peaks), "MB"),
+        (f"stock safetensors lists all names, process{label}", spread(whole.first), "s"),
+        (f"stock safetensors lists all names, listing alone{label}", spread(alone.first), "s"),
+        (f"k3tool inspect --json, process{label}", spread(whole.second), "s"),
+        (f"inspect / stock process{label}", whole.ratio, "times"),
+        (f"inspect / stock listing alone{label}", alone.ratio, "times"),
+        (f"peak memory of inspect{label}", spread(peaks), "MB"),
     ]
-    definition = [
-        f"{checkpoint}: wall time of fresh processes, interleaved, one warm-up each, files in the",
-        "page cache; ratios are medians of paired runs; peak is the child's own (wait4)",
-        machine_line(),
-    ]
+    ratio, peak = alone.ratio.median, max(peaks)
     limits = [
-        Limit("inspect / stock listing alone", alone.ratio.median, at_most=MOST_TIMES_STOCK),
-        Limit("peak memory of inspect, MB", max(peaks), at_most=MOST_PEAK_MB),
+        Limit(f"inspect / stock listing alone{label}", ratio, at_most=MOST_TIMES_STOCK),
+        Limit(f"peak memory of inspect, MB{label}", peak, at_most=MOST_PEAK_MB),
     ]
-    return BenchReport("inspect", definition, rows, limits)
+    return rows, limits
 
 
 def _run(command: list[str]) -> tuple[float, str, int]:

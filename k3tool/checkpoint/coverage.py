@@ -307,9 +307,10 @@ class _Comparison:
 
     def _check_totals(self) -> None:
         dtypes: Counter[str] = Counter()
-        for header in self.headers.values():
-            for kind, count in Counter(header.table.kind_of).items():
-                dtypes[header.table.kinds[kind][0]] += count
+        layouts = Counter(header.table.layout for header in self.headers.values())
+        for table in {h.table.layout: h.table for h in self.headers.values()}.values():
+            for kind, count in Counter(table.kind_of).items():
+                dtypes[table.kinds[kind][0]] += count * layouts[table.layout]
         self.coverage.dtypes = dict(sorted(dtypes.items()))
         total = self.checkpoint.index.total_size
         found = sum(header.table.n_bytes for header in self.headers.values())

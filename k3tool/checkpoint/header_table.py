@@ -21,7 +21,10 @@ MAX_BYTES = 1 << 62  # beyond it offsets do not fit NumPy's integers: left to th
 
 
 class TensorTable:
-    """Names, kinds (dtype and shape) and offsets from the start of the data, column by column."""
+    """Names, kinds (dtype and shape) and offsets from the start of the data, column by column.
+
+    Tables with the same `layout` differ in `starts` alone.
+    """
 
     def __init__(
         self,
@@ -30,13 +33,26 @@ class TensorTable:
         kind_of: list[int],
         starts: list[int],
         n_bytes: int,
+        layout: object = None,
     ) -> None:
         """Take checked columns; `n_bytes` is the length of all data."""
+        self.layout = layout or object()
         self.names = names
         self.kinds = kinds
         self.kind_of = kind_of
         self.starts = starts
         self.n_bytes = n_bytes
+
+    def moved(self, starts: list[int]) -> "TensorTable":
+        """Return the table of the same tensors in other places of as many bytes."""
+        moved = TensorTable(self.names, self.kinds, self.kind_of, starts, self.n_bytes, self.layout)
+        moved._text = self._text
+        return moved
+
+    def sizes(self, dtype_bytes: Mapping[str, int]) -> Any:
+        """Return each tensor's bytes as an array."""
+        of_kind = [math.prod(shape) * dtype_bytes[dtype] for dtype, shape in self.kinds]
+        return np.array(of_kind, dtype=np.int64)[self.kind_of]
 
     @cached_property
     def _text(self) -> str:
@@ -87,7 +103,14 @@ def _names_once(raw: bytes, parsed: dict[str, Any], metadata: Any) -> bool:
         if type(metadata) is not dict or not {*map(type, metadata.values())} <= {str}:
             return False
         n_strings += 1 + 2 * len(metadata)
-    return raw.count(b'"') - raw.count(b'\\"') == 2 * n_strings
+    return count_quotes(raw) == 2 * n_strings
+
+
+def count_quotes(raw: bytes) -> int:
+    """Return the double quotes of a text that no backslash precedes."""
+    bytes_ = np.frombuffer(raw, dtype=np.uint8)
+    count = int(np.count_nonzero(bytes_ == ord('"')))  # bytes.count takes ten times as long
+    return count - (raw.count(b'\\"') if b"\\" in raw else 0)
 
 
 def _columns(parsed: dict[str, Any], dtype_bytes: Mapping[str, int]) -> TensorTable | None:
@@ -113,13 +136,13 @@ def _columns(parsed: dict[str, Any], dtype_bytes: Mapping[str, int]) -> TensorTa
     if sum(sizes) > MAX_BYTES:
         return None
     places = np.array(offsets, dtype=np.int64).reshape(-1, 2)
-    if not _contiguous(places, np.array(sizes, dtype=np.int64)[kind_of]):
+    if not contiguous(places, np.array(sizes, dtype=np.int64)[kind_of]):
         return None
     starts = places[:, 0].tolist()
     return TensorTable(list(parsed), list(ids), kind_of, starts, int(places.max(initial=0)))
 
 
-def _contiguous(places: Any, sizes: Any) -> bool:
+def contiguous(places: Any, sizes: Any) -> bool:
     """Return whether each range has its tensor's size and they follow each other from 0 on."""
     starts, ends = places[:, 0], places[:, 1]
     if not np.array_equal(ends - starts, sizes):

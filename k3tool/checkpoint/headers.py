@@ -19,6 +19,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple, TypeGuard
 
+from k3tool.checkpoint.header_order import KnownLayout, cut
 from k3tool.checkpoint.header_table import ANY_LAYER, TensorTable, quick_table
 from k3tool.checkpoint.regular_file import open_regular, refuse_pointer, unreadable
 from k3tool.errors import ArtifactError
@@ -49,7 +50,8 @@ class Header:
     """One file's header; `sha256` is over its bytes as stored, `size` the file's in bytes.
 
     `table` may be shared by files of equal layers: its names then hold ANY_LAYER where this file's
-    have `layer`. Names and TensorInfos are made when they are asked for.
+    have `layer`, and its rows have the order of the first such file. Names and TensorInfos are made
+    when they are asked for.
     """
 
     def __init__(
@@ -71,7 +73,7 @@ class Header:
         self.data_start = 8 + len(raw)
 
     def names(self) -> list[str]:
-        """Return the tensors' names, in the order of the header."""
+        """Return the tensors' names, in the order of the table."""
         return self.table.names if self.layer is None else self.table.names_at(self.layer)
 
     def find(self, name: str) -> TensorInfo | None:
@@ -89,7 +91,7 @@ class Header:
         return TensorInfo(name, dtype, shape, self.file, offset, n_bytes)
 
     def infos(self) -> Iterator[TensorInfo]:
-        """Yield where each tensor lies, in the order of the header."""
+        """Yield where each tensor lies, in the order of the table."""
         table, start = self.table, self.data_start
         sizes = [math.prod(shape) * DTYPE_BYTES[dtype] for dtype, shape in table.kinds]
         for name, kind, offset in zip(self.names(), table.kind_of, table.starts, strict=True):
@@ -143,29 +145,41 @@ MAX_TABLES = 8  # kinds of layers a checkpoint has, with room; each holds a head
 class HeaderReader:
     """Reads headers and shares what is equal: a layer's header is that of its kind, renumbered.
 
-    Equal means: byte for byte, once the layer number is taken out of the names.
+    Equal means: byte for byte, once the layer number is taken out of the names; or the same entries
+    in another order, at other offsets.
     """
 
     def __init__(self) -> None:
         """Start with nothing seen."""
         self._tables: dict[bytes, tuple[dict[str, str], TensorTable]] = {}
+        self._layouts: list[KnownLayout] = []
 
     def read(self, path: Path) -> Header:
         """Read and check one file's header. Raises: ArtifactError naming file and tensor."""
         raw, size = read_header_bytes(path)
         found = _LAYER.search(raw)
         layer = int(found[1]) if found and ANY_LAYER.encode() not in raw else None
-        text = raw
+        text = raw.rstrip(b" ")  # the padding is as long as the layer's number allows
         if found and layer is not None:
-            text = raw.replace(found[0], b"layers.%s." % ANY_LAYER.encode())
-        known = self._tables.get(text) or quick_table(text, DTYPE_BYTES)
-        if known is None or (layer is not None and not known[1].can_renumber):
-            layer, known = None, _careful_table(path, raw)
-        elif layer is not None and len(self._tables) < MAX_TABLES:
-            self._tables[text] = known
+            text = text.replace(found[0], b"layers.%s." % ANY_LAYER.encode())
+        known = self._tables.get(text) or self._reordered(text)
+        if known is None:
+            known = quick_table(text, DTYPE_BYTES)
+            if known is None or (layer is not None and not known[1].can_renumber):
+                layer, known = None, _careful_table(path, raw)
+            elif layer is not None and len(self._tables) < MAX_TABLES:
+                self._tables[text] = known
+                self._layouts.append(KnownLayout(text, *known))
         metadata, table = known
         _check_size(path, 8 + len(raw) + table.n_bytes, size)
         return Header(path.name, size, raw, metadata, table, layer)
+
+    def _reordered(self, text: bytes) -> tuple[dict[str, str], TensorTable] | None:
+        entries = cut(text) if self._layouts else None
+        if entries is None:
+            return None
+        found = (layout.reordered(entries, DTYPE_BYTES) for layout in self._layouts)
+        return next((known for known in found if known is not None), None)
 
 
 def read_header(path: Path) -> Header:
@@ -254,6 +268,4 @@ def _check_size(path: Path, need: int, size: int) -> None:
             hint = "the download stopped early: fetch it again"
         else:
             hint = f"the file is {size - need} bytes longer than its tensors: fetch it again"
-        raise ArtifactError(
-            str(path), got=f"{size} bytes", need=f"{need} by its header", hint=hint
-        )
+        raise ArtifactError(str(path), got=f"{size} bytes", need=f"{need} by its header", hint=hint)

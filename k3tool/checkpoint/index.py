@@ -12,6 +12,7 @@ from typing import Any
 
 import orjson
 
+from k3tool.checkpoint.header_table import count_quotes
 from k3tool.checkpoint.headers import HeaderReader, no_duplicates
 from k3tool.checkpoint.regular_file import read_regular
 from k3tool.errors import ArtifactError
@@ -68,8 +69,7 @@ def read_index(folder: Path) -> Index:
 
 def _names_once(raw: bytes, parsed: object) -> bool:
     """Return whether surely no key stands twice: every string of the text has two quotes."""
-    n_quotes = raw.count(b'"') - raw.count(b'\\"')
-    return b"\\\\" not in raw and n_quotes == 2 * _count_strings(parsed)
+    return b"\\\\" not in raw and count_quotes(raw) == 2 * _count_strings(parsed)
 
 
 def _count_strings(value: Any) -> int:

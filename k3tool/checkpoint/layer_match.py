@@ -1,8 +1,8 @@
 """Decide for a whole layer at once whether a file's header is what the layer has to be.
 
 All layers of one kind (KDA or MLA, dense or MoE) have the same names, dtypes and shapes after the
-layer's number, and files of equal layers share one table, so the comparison is made once for each
-pair of kind and table. It says yes or nothing: what is wrong coverage finds tensor by tensor.
+layer's number, and files of equal layers share one layout, so the comparison is made once for each
+pair of kind and layout. It says yes or nothing: what is wrong coverage finds tensor by tensor.
 """
 
 from collections import Counter
@@ -36,16 +36,14 @@ class LayerMatcher:
         self._config = config
         self._tp = tp
         self._rows: dict[tuple[bool, bool], _LayerRows] = {}
-        self._known: dict[tuple[int, tuple[bool, bool]], list[ModuleTotal] | None] = {}
-        self._tables: list[TensorTable] = []  # keeps the ids in `_known` alive
+        self._known: dict[tuple[object, tuple[bool, bool]], list[ModuleTotal] | None] = {}
 
     def match(self, layer: int, table: TensorTable) -> list[ModuleTotal] | None:
         """Return the totals of a layer that a table holds wholly and alone, else None."""
         kind = (self._config.is_mla(layer), self._config.is_moe(layer))
-        key = (id(table), kind)
+        key = (table.layout, kind)
         if key not in self._known:
             self._known[key] = _totals(self._layer_rows(layer, kind), table)
-            self._tables.append(table)
         return self._known[key]
 
     def _layer_rows(self, layer: int, kind: tuple[bool, bool]) -> "_LayerRows":

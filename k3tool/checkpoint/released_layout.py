@@ -5,14 +5,16 @@ follow from them: the stock writer sorts by dtype width, then by name, has no me
 8 bytes. That this is the release's form is known by size: first file, largest file and sum of all
 files come out as published. Sizes do not tell the order among experts, which are equally long; by
 the stock writer it is that of their numbers read as text (0, 1, 10, 100), not the numbers' own, six
-tensors of each back to back. Data are holes, which read as zeros and need no disk, except in layers
-that are to be filled. Source: k3_spec B.1.
+tensors of each back to back. Nothing published says so, so they can also be shuffled, each layer
+its own way, and no layer's header is then another's renumbered. Data are holes, which read as zeros
+and need no disk, except in layers that are to be filled. Source: k3_spec B.1.
 """
 
 import gzip
 import hashlib
 import json
 import os
+import random
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -38,7 +40,12 @@ FILL_BLOCK_BYTES = 8 << 20
 
 
 def write_released(
-    out: str | Path, data: Path, fill_layers: Collection[int] = (), seed: int = 0
+    out: str | Path,
+    data: Path,
+    fill_layers: Collection[int] = (),
+    seed: int = 0,
+    *,
+    shuffled: bool = False,
 ) -> SampleInfo:
     """Write the stand-in into a new or empty folder; `data` holds the released config and index.
 
@@ -51,6 +58,10 @@ def write_released(
     index = _read_index(data / INDEX_FILE)
     _check_layers(config, fill_layers)
     files = _files(config, json.loads(index)["weight_map"], data / INDEX_FILE)
+    if shuffled:
+        files = {
+            name: _shuffled(group, random.Random(f"{seed} {name}")) for name, group in files.items()
+        }
     _check_room(out, files, fill_layers)
     total = 0
     with atomic_folder(out) as building:
@@ -93,6 +104,13 @@ def _files(
     for group in files.values():
         group.sort(key=lambda spec: (-DTYPE_BYTES[spec.dtype], spec.name))
     return files
+
+
+def _shuffled(group: Sequence[TensorSpec], order: random.Random) -> list[TensorSpec]:
+    """Return a file's tensors with the experts in another order, the six of each together."""
+    experts = sorted({spec.expert for spec in group if spec.expert is not None})
+    places = dict(zip(experts, order.sample(range(len(experts)), len(experts)), strict=True))
+    return sorted(group, key=lambda s: -1 if s.expert is None else places[s.expert])
 
 
 def _check_room(out: Path, files: dict[str, list[TensorSpec]], layers: Collection[int]) -> None:

@@ -135,7 +135,7 @@ class Targets:
         self._config = checkpoint.config
         self._layers = layers
         self._headers = [header for header in _headers(checkpoint) if self._may_hold(header)]
-        self._known: dict[int, list[tuple[Place, TensorSpec | None]]] = {}
+        self._known: dict[object, list[tuple[Place, TensorSpec | None]]] = {}
         self.n_bytes = sum(map(self._bytes_of, self._headers))
 
     def _may_hold(self, header: Header) -> bool:
@@ -152,7 +152,7 @@ class Targets:
             yield from sorted(self._of(header), key=lambda target: target.info.offset)
 
     def _of(self, header: Header) -> Iterator[Target]:
-        key = id(header.table)
+        key = header.table.layout
         if key not in self._known:
             self._known[key] = _places(self._config, header)
         for info, (place, spec) in zip(header.infos(), self._known[key], strict=True):

@@ -2,6 +2,7 @@
 
 import os
 import tempfile
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -36,21 +37,31 @@ def run(opts: Options) -> "BenchReport":
     """Measure. Raises: UsageError on options that do not go together; K3Error if a side fails."""
     if not opts.values and (opts.layers is not None or opts.cold or opts.fingerprint):
         raise UsageError("--layers, --cold, --fingerprint", got="no --values", need="--values")
-    if opts.checkpoint is None:
-        from k3tool.checkpoint.released_layout import RELEASED_DATA, write_released
+    if opts.checkpoint is not None:
+        return _measure(opts, {"": opts.checkpoint})
+    from k3tool.checkpoint.released_layout import RELEASED_DATA, write_released
 
-        with tempfile.TemporaryDirectory(dir=".", prefix=".bench-") as folder:
-            made, layers = Path(folder) / "released", (0,) if opts.values else None
-            write_released(made, RELEASED_DATA, layers or ())
-            return run(replace(opts, checkpoint=made, layers=layers))
+    with tempfile.TemporaryDirectory(dir=".", prefix=".bench-") as folder:
+        path = Path(folder)
+        if opts.values:
+            write_released(path / "filled", RELEASED_DATA, (0,))
+            return _measure(replace(opts, layers=(0,)), {"": path / "filled"})
+        made = {"experts by name": path / "by-name", "experts shuffled": path / "shuffled"}
+        for label, each in made.items():
+            write_released(each, RELEASED_DATA, shuffled=label == "experts shuffled")
+        return _measure(opts, made)
+
+
+def _measure(opts: Options, checkpoints: Mapping[str, Path]) -> "BenchReport":
     if not opts.values:
         from k3tool.bench.inspect_headers import bench_inspect
 
-        return bench_inspect(opts.checkpoint, opts.repeats)
+        return bench_inspect(checkpoints, opts.repeats)
     from k3tool.bench.inspect_values import bench_values
 
+    (checkpoint,) = checkpoints.values()
     return bench_values(
-        opts.checkpoint, opts.layers, jobs=opts.jobs or os.cpu_count() or 1,
+        checkpoint, opts.layers, jobs=opts.jobs or os.cpu_count() or 1,
         repeats=opts.repeats, cold=opts.cold, fingerprint=opts.fingerprint,
     )  # fmt: skip
 
@@ -79,7 +90,8 @@ def command(
     """Measure inspect against stock safetensors, or its look at every value against read(2).
 
     Without CHECKPOINT the stand-in of the released one is made in a temporary folder: holes for
-    the report, 2.3 GB of layer 0 for `--values`.
+    the report, with the experts in the stock writer's order and in an order of each layer's own;
+    2.3 GB of layer 0 for `--values`.
 
     \b
     Example:

@@ -81,6 +81,31 @@ def test_inspect_finds_every_total(released: Path, tmp_path: Path) -> None:
     assert peak_bytes < 500_000_000
 
 
+def test_the_order_of_experts_does_not_matter(
+    released: Path, tmp_path_factory: pytest.TempPathFactory, tmp_path: Path
+) -> None:
+    """Each layer in an order of its own: same sizes, same report, as little memory."""
+    folder = tmp_path_factory.mktemp("shuffled") / "released"
+    write_released(folder, RELEASED_DATA, shuffled=True)
+    orders = []
+    for number in (13, 14):
+        file = f"model-000{number}-of-000096.safetensors"
+        assert (folder / file).stat().st_size == (released / file).stat().st_size
+        infos = sorted(read_header(folder / file).tensors.values(), key=lambda info: info.offset)
+        names = [info.name.split(".block_sparse_moe.experts.") for info in infos]
+        experts = [parts[1].split(".")[0] for parts in names if len(parts) == 2]
+        assert experts[::6] == experts[5::6]
+        orders.append(experts[::6])
+    assert orders[0] != orders[1]
+    assert sorted(orders[0]) == sorted(orders[1])
+    code, peak_bytes, report = inspect(folder, tmp_path / "shuffled.json")
+    _, _, by_name = inspect(released, tmp_path / "by_name.json")
+    assert code == 0
+    for kept in ("whole", "tensors", "dtypes", "bytes", "modules", "vision"):
+        assert report[kept] == by_name[kept]
+    assert peak_bytes < 500_000_000
+
+
 def test_inspect_finds_one_wrong_tensor_among_half_a_million(
     released: Path, tmp_path: Path
 ) -> None:
