@@ -60,6 +60,7 @@ class Probe:
     """
 
     def __init__(self, threads: int | None = None, n_bytes: int | None = None) -> None:
+        """Start the child and wait until it has filled its memory."""
         self.threads = threads or len(os.sched_getaffinity(0))
         self.n_bytes = n_bytes or max(LEAST_BYTES, CACHES * last_level_cache_bytes())
         self.interpreter = load()
@@ -74,6 +75,7 @@ class Probe:
         self.auto = said[4]
 
     def __enter__(self) -> "Probe":
+        """Return the running child."""
         return self
 
     def __exit__(
@@ -82,6 +84,7 @@ class Probe:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
+        """End the child."""
         self.close()
 
     def close(self) -> None:
