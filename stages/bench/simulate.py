@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 class Options:
     """The stream and what its parts cost.
 
-    Bandwidths are in GB/s, None for the target's data sheet; times in us; `gate_us` None is
+    Bandwidths are in GB/s, times in us. None: the target's (`k3tool.targets`), of `gate_us` that of
     `handoff_us`.
     """
 
@@ -28,9 +28,9 @@ class Options:
     phase: str = "decode"
     bandwidth: float | None = None
     seeds: int = 4
-    handoff_us: float = 3.46
+    handoff_us: float | None = None
     gate_us: float | None = None
-    unit_bandwidth: float = 100.0
+    unit_bandwidth: float | None = None
     stall_rate: float = 0.00001
     stall_us: float = 10.0
 
@@ -49,11 +49,16 @@ def run(options: Options) -> Simulation:
     """Simulate. Raises: ArtifactError for a damaged file or another kind; UnsoundError as found."""
     from k3tool.bench.simulate import Costs, Timeline, simulate
     from k3tool.isa.stream import load_isa
+    from k3tool.targets import get_target
 
     isa = load_isa(options.isa)
-    gate_us = options.handoff_us if options.gate_us is None else options.gate_us
-    memory = (shared.bytes_per_s(isa.target, options.bandwidth), options.unit_bandwidth * 1e9)
-    calm = Costs(options.handoff_us, gate_us, *memory, 0.0, 0.0)
+    target = get_target(isa.target)
+    handoff_us = target.handoff_us if options.handoff_us is None else options.handoff_us
+    gate_us = handoff_us if options.gate_us is None else options.gate_us
+    alone = options.unit_bandwidth
+    unit_bandwidth = target.unit_bytes_per_s if alone is None else alone * 1e9
+    bandwidth = shared.bytes_per_s(isa.target, options.bandwidth)
+    calm = Costs(handoff_us, gate_us, bandwidth, unit_bandwidth, 0.0, 0.0)
     costs = replace(calm, stall_rate=options.stall_rate, stall_us=options.stall_us)
     timeline = Timeline(isa, isa.streams[options.phase])
     base = simulate(timeline, calm, 0)
@@ -91,9 +96,8 @@ def _execute(isa: "Isa", phase: str, seed: int) -> dict[str, int]:
 @click.option(
     "--handoff-us",
     type=click.FloatRange(min=0.0),
-    default=3.46,
-    show_default=True,
-    help="Cost of a hand-off on one rank.",
+    metavar="US",
+    help="Cost of a hand-off on one rank. Default: the target's.",
 )
 @click.option(
     "--gate-us",
@@ -105,10 +109,8 @@ def _execute(isa: "Isa", phase: str, seed: int) -> dict[str, int]:
 @click.option(
     "--unit-bandwidth",
     type=click.FloatRange(min=0.001),
-    default=100.0,
-    show_default=True,
     metavar="GB/s",
-    help="What one workgroup can move alone.",
+    help="What one workgroup can move alone. Default: the target's.",
 )
 @click.option(
     "--stall-rate",
@@ -129,10 +131,10 @@ def command(
     isa: Path,
     phase: str,
     seeds: int,
-    handoff_us: float,
+    handoff_us: float | None,
     gate_us: float | None,
     bandwidth: float | None,
-    unit_bandwidth: float,
+    unit_bandwidth: float | None,
     stall_rate: float,
     stall_us: float,
     as_json: bool,

@@ -23,6 +23,7 @@ from k3tool.model.graph import build_graph
 from k3tool.model.nodes import Graph
 from tests.unit.compiler.test_rules import CHAIN_RULES
 
+CONFIG = Path(__file__).parents[2] / "data" / "kimi-k3-config.json"
 PROLOGUES = {op for rule in RULES if rule.name in CHAIN_RULES for op in rule.made_ops()}
 
 
@@ -63,6 +64,27 @@ def test_programs_of_many_tokens_have_no_prologues(config: K3Config) -> None:
     few = plan_of(config, chunk=FEW_TOKENS, batch=FEW_TOKENS + 1)
     assert not PROLOGUES & set(histogram(few, "decode"))
     assert PROLOGUES - {Op.PART, Op.ATTN_PART} <= set(histogram(few, "prefill"))
+
+
+def test_the_released_model_has_its_chain_and_repeats_nothing_dear() -> None:
+    """At TP 8 on 256 units: prologues in decode, none of 64 tokens though its chain gets longer."""
+    released = K3Config.load(CONFIG)
+    options = {"tp": 8, "target": "hip:gfx950", "workgroups": 256, "chunk": 64, "ctx": 32768}
+    plan = plan_of(released, **options)
+    decode = plan.phases["decode"]
+    assert len(decode.packets) <= 1116
+    assert decode.critical_path <= 957
+    few, many = histogram(plan), histogram(plan, "prefill")
+    assert few[Op.NORM_GEMV_BF16] >= 92
+    assert not few[Op.RMSNORM]
+    assert not many[Op.NORM_GEMV_BF16]
+    assert many[Op.RMSNORM] >= 92
+    graph = build_graph(released, 8)
+    saturated = saturate(graph, RULES)
+    # One token's scores are cheaper to read again than a packet; four tokens' are not.
+    for tokens, op in ((1, Op.MOE_DOWN_TOPK), (4, Op.MOE_DOWN_MXFP4)):
+        chosen = {node.op for node in extract(graph, saturated, tokens, 8).graph.nodes}
+        assert {Op.MOE_DOWN_TOPK, Op.MOE_DOWN_MXFP4} & chosen == {op}
 
 
 @pytest.mark.parametrize("rule", CHAIN_RULES)
