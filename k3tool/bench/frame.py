@@ -99,6 +99,7 @@ class BenchReport:
     rows: Sequence[tuple[str, Spread, str]]
     limits: Sequence[Limit] = ()
     facts: dict[str, Any] = field(default_factory=dict)
+    appendix: Sequence[str] = ()  # text behind the limits; its numbers are among the facts
 
     def lines(self) -> list[str]:
         """Return the report as text."""
@@ -111,7 +112,16 @@ class BenchReport:
             ],
         )  # fmt: skip
         limits = [limit.text() for limit in self.limits]
-        return [f"bench {self.name}", *self.definition, "", *table.text_lines(), "", *limits]
+        behind = ["", *self.appendix] if self.appendix else []
+        return [
+            f"bench {self.name}",
+            *self.definition,
+            "",
+            *table.text_lines(),
+            "",
+            *limits,
+            *behind,
+        ]
 
     def as_dict(self) -> dict[str, Any]:
         """Return the report as plain values."""

@@ -6,13 +6,14 @@ One file a subcommand. To add one: a file with `command` (click) and `run(option
 
 import click
 
-from stages.bench import chain, inspect_checkpoint, shard, simulate
+from stages.bench import chain, decode, inspect_checkpoint, shard, simulate
 
 SUBCOMMANDS = (
     chain.command,
     simulate.command,
     inspect_checkpoint.command,
     shard.command,
+    decode.command,
 )
 
 
@@ -24,6 +25,7 @@ def command() -> None:
     Example:
       k3tool bench chain plan.h5
       k3tool bench simulate isa.h5 --seeds 8
+      k3tool bench decode CKPT
       k3tool bench inspect --values
       k3tool bench shard --folder /mnt/nvme
     """

@@ -1,0 +1,191 @@
+"""`bench decode`: what a token costs, as a share of what reading its bytes would, and why.
+
+Bytes touched are what a token cannot do without: its weights (experts as chosen), KDA states read
+and written, the latents up to its position, one embedding row. Their rate over a token's time is
+compared with this machine's read bandwidth, measured in turn with the runs. Long contexts are not
+read: a run begins behind one, with noise in all states, which costs a token as much.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy.typing as npt
+
+from k3tool.bench.anatomy import Anatomy, anatomy, middle, packet_bytes
+from k3tool.bench.frame import BenchReport, Limit, Paired, interleave, machine_line, spread
+from k3tool.bench.probe import Probe
+from k3tool.errors import UnsoundError, UsageError
+from k3tool.isa.device import unpack
+from k3tool.isa.table import ALL_PHASES
+from k3tool.runtime.cache import open_source, program, rank_weights
+from k3tool.runtime.image import Request, build_image
+from k3tool.runtime.interpreter import check_leaves, load
+from k3tool.runtime.options import RunOptions, check_request
+from k3tool.runtime.ranks import Launch, RankGroup
+from k3tool.runtime.trace import Trace
+from k3tool.targets import DEFAULT_CONTEXT
+
+Array = npt.NDArray[Any]
+NUMERICS = ("f32",)  # the modes that there are
+LEAST_SHARE = {"f32": 0.75}  # of read bandwidth
+LEAST_PREFILL = {"f32": 4.0}  # times decode's tokens a second
+PREFILL_CHUNKS = 2  # the last is timed, the others bring the weights in
+PREFILL_REPEATS = 3
+WARM_UP = 2  # tokens of a run that are not counted, for the same reason
+NS = 1e-9
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What to measure, at TP 1: `tokens` a run, behind `context` positions."""
+
+    checkpoint: Path
+    numerics: str = "f32"
+    context: int = 1000
+    tokens: int = 8
+    repeats: int = 7
+    threads: int | None = None
+    leaves: str = "auto"
+    workgroups: int | None = None
+    chunk: int = 64
+    cache: Path | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """A program with its weights and request, to be run again and again."""
+
+    launch: Launch
+    packets: Array  # of decode
+    moved: Array  # bytes that each of them moves for the last token
+
+
+def bench_decode(options: Options) -> BenchReport:
+    """Measure decode against reading, and prefill against decode.
+
+    Raises: UsageError for a mode that is not there or a context that does not fit; as `run` else.
+    """
+    if options.numerics not in NUMERICS:
+        raise UsageError("--numerics", got=options.numerics, need=" or ".join(NUMERICS))
+    with Probe(options.threads) as probe:
+        decode = prepare(options, probe.threads, n_prompt=1, context=options.context)
+        way = probe.choose_read()
+        seen: list[Anatomy] = []
+
+        def decode_rate() -> float:
+            seen.append(decode_once(decode))
+            return seen[-1].n_bytes / seen[-1].wall
+
+        reading = interleave(probe.read, decode_rate, options.repeats, warm_up=1)
+        prefill = prepare(
+            options, probe.threads, n_prompt=PREFILL_CHUNKS * options.chunk, context=0
+        )
+        prefilling = interleave(
+            lambda: 1 / decode_once(decode).wall,
+            lambda: prefill_once(prefill, options.chunk),
+            min(PREFILL_REPEATS, options.repeats),
+        )
+        threads = probe.threads
+    return _report(options, threads, way, reading, prefilling, middle(seen[1:]))
+
+
+def prepare(options: Options, n_threads: int, *, n_prompt: int, context: int) -> Prepared:
+    """Compile, or find in the cache, what a run of `n_prompt` and `tokens` tokens needs."""
+    gen = options.tokens + WARM_UP + 1  # the first token is the prompt's
+    positions = context + n_prompt + gen
+    asked = RunOptions(
+        options.checkpoint, tuple(7919 * i % 251 for i in range(n_prompt)), gen, tp=1,
+        threads=n_threads, chunk=options.chunk, ctx=max(DEFAULT_CONTEXT, positions),
+        workgroups=options.workgroups, leaves=options.leaves, cache=options.cache,
+    )  # fmt: skip
+    source = open_source(asked)
+    check_request(asked, source.config)
+    interpreter = load()
+    check_leaves(interpreter, options.leaves)
+    isa = program(source, asked, _silent).isa
+    weights = rank_weights(source, asked, _silent, _silent)
+    request = Request(asked.ids, gen, (), options.chunk)
+    try:
+        image = build_image(isa, 0, weights.ranks[0], request, source.config.vocab_size)
+    finally:
+        weights.ranks[0].folder.close()
+    slices = {name: len(stream.queues.entries) + 1 for name, stream in isa.streams.items()}
+    chunks = -(-n_prompt // options.chunk)
+    launch = Launch(
+        interpreter.path, [image], n_threads, options.leaves,
+        trace_events=gen * slices["decode"] + chunks * slices["prefill"], first_position=context,
+    )  # fmt: skip
+    packets = unpack(isa.streams["decode"].instructions[0])
+    return Prepared(launch, packets, packet_bytes(packets, isa.tensors, positions - 1))
+
+
+def _silent(text: str) -> None:
+    """Say nothing."""
+
+
+def run_traced(ready: Prepared) -> Trace:
+    """Run to the end and return what the rank did. Raises: UnsoundError if events are missing."""
+    with RankGroup(ready.launch) as group:
+        group.wait_ready()
+        n_steps = len(list(group.steps()))
+        trace = group.trace(0)
+    if trace.n_dropped or len(trace.steps) != n_steps:
+        got = f"{len(trace.steps)} steps, {trace.n_dropped} events lost"
+        raise UnsoundError("trace", got=got, need=f"{n_steps} steps")
+    return trace
+
+
+def decode_once(ready: Prepared) -> Anatomy:
+    """Run and return the token of the median time."""
+    trace = run_traced(ready)
+    steps = trace.steps["step"][trace.steps["phase"] == ALL_PHASES.index("decode")]
+    return middle(
+        [
+            anatomy(trace, int(step), ready.packets, ready.moved, ready.launch.n_threads)
+            for step in steps[WARM_UP:]
+        ]
+    )
+
+
+def prefill_once(ready: Prepared, chunk: int) -> float:
+    """Run and return the tokens a second of the last chunk of the prompt."""
+    steps = run_traced(ready).steps
+    last = steps[steps["phase"] == ALL_PHASES.index("prefill")][-1]
+    return chunk / (float(last["end_ns"] - last["start_ns"]) * NS)
+
+
+def _report(
+    options: Options, threads: int, way: str, reading: Paired, prefilling: Paired, token: Anatomy
+) -> BenchReport:
+    share, times = reading.ratio, prefilling.ratio
+    rows = [
+        ("read bandwidth", spread([rate / 1e9 for rate in reading.first]), "GB/s"),
+        ("decode", spread([rate / 1e9 for rate in reading.second]), "GB/s"),
+        ("decode / read bandwidth", share, "share"),
+        ("decode", spread([rate / token.n_bytes for rate in reading.second]), "tokens/s"),
+        ("prefill", spread(prefilling.second), "tokens/s"),
+        ("prefill / decode", times, "times"),
+    ]
+    definition = [
+        f"{options.checkpoint}, mode {options.numerics}, TP 1, {threads} threads, leaves "
+        f"{options.leaves}, context {options.context} (noise), {options.tokens} tokens a run;",
+        f"{token.n_bytes / 1e9:.3f} GB touched per token: weights, experts as chosen, KDA states "
+        "read and written, latents up to the position, one embedding row;",
+        f"read bandwidth: {way}, 2 MiB pages, the same threads; runs in turn; prefill: the last "
+        f"of {PREFILL_CHUNKS} chunks of {options.chunk}, head on its last position",
+        machine_line(),
+    ]
+    limits = [
+        Limit("bandwidth share", share.median, at_least=LEAST_SHARE[options.numerics]),
+        Limit("prefill / decode", times.median, at_least=LEAST_PREFILL[options.numerics]),
+    ]
+    facts = {
+        "bandwidth_share": share.median,
+        "bandwidth_share_spread": share._asdict(),
+        "bytes_per_token": token.n_bytes,
+        "prefill_over_decode": times.median,
+        "anatomy": token.as_dict(),
+    }
+    appendix = ["the token of the median time (ms of all workers divided by their number):"]
+    return BenchReport("decode", definition, rows, limits, facts, [*appendix, *token.lines()])

@@ -1,0 +1,125 @@
+"""The anatomy of a token: its parts are the whole, and its bytes are those touched."""
+
+import json
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from k3tool.bench import decode
+from k3tool.bench.anatomy import anatomy, packet_bytes
+from k3tool.bench.decode import Options, decode_once, prepare
+from k3tool.bench.probe import Probe
+from k3tool.checkpoint.sample_presets import PRESETS, preset_config
+from k3tool.compiler.compile import compile_plan
+from k3tool.errors import UnsoundError, UsageError
+from k3tool.isa.columns import empty_packets
+from k3tool.isa.table import Op
+from k3tool.model.config import K3Config
+from k3tool.model.weights import expected_tensors
+from k3tool.runtime.trace import EVENT_DTYPE, WHOLE_STEP, Trace
+from tests.conftest import Outcome
+
+STEP = 5
+
+
+def made_trace(*rows: tuple[int, int, int, int]) -> Trace:
+    """Slices (worker, instruction, start, end) in a step from 100 to 200."""
+    slices = np.zeros(len(rows), EVENT_DTYPE)
+    steps = np.zeros(1, EVENT_DTYPE)
+    for row, (worker, inst, start, end) in zip(slices, rows, strict=True):
+        row["step"], row["worker"], row["inst"] = STEP, worker, inst
+        row["start_ns"], row["end_ns"] = start, end
+    steps["step"], steps["inst"], steps["start_ns"], steps["end_ns"] = STEP, WHOLE_STEP, 100, 200
+    return Trace(slices, steps, 0)
+
+
+def two_packets() -> np.ndarray:
+    packets = empty_packets(2)
+    packets["op"] = Op.GEMV_BF16, Op.ADD
+    return packets
+
+
+def test_the_parts_are_the_whole() -> None:
+    trace = made_trace((0, 0, 110, 130), (0, 1, 140, 150), (1, 0, 105, 170))
+    found = anatomy(trace, STEP, two_packets(), np.array([1000, 0]), 3)
+    assert {op.op: op.seconds for op in found.ops} == {
+        "GEMV_BF16": pytest.approx(85e-9), "ADD": pytest.approx(10e-9)
+    }  # fmt: skip
+    assert found.handoff == pytest.approx(10e-9)
+    assert found.idle == pytest.approx((10 + 50 + 5 + 30 + 100) * 1e-9)  # worker 2 did nothing
+    assert found.sum_of_parts == pytest.approx(found.worker_seconds)
+    assert found.share("ADD") == pytest.approx(10 / 300)
+    assert "hand-off" in "\n".join(found.lines())
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [
+        ((0, 0, 110, 130), (0, 1, 120, 150)),  # two things at a time
+        ((0, 0, 90, 130),),
+        ((0, 0, 110, 201),),
+    ],
+)
+def test_slices_that_could_not_add_up_are_refused(rows: tuple[tuple[int, int, int, int]]) -> None:
+    with pytest.raises(UnsoundError, match="overlap or leave their step"):
+        anatomy(made_trace(*rows), STEP, two_packets(), np.zeros(2, np.int64), 1)
+
+
+def test_bytes_are_those_a_token_touches() -> None:
+    """All bf16 and f32 weights once, but one row of the embedding, the experts chosen, states."""
+    raw = preset_config(PRESETS["tiny"])
+    config = K3Config.from_dict(raw)
+    plan = compile_plan(config, tp=1, target="cpu", workgroups=8, chunk=64, batch=1, ctx=512)
+    position = 300
+    moved = packet_bytes(plan.phases["decode"].packets, plan.tensors, position)
+    width = {"BF16": 2, "F32": 4, "U8": 1}
+    weights = 0
+    for spec in expected_tensors(config):
+        n_bytes = int(np.prod(spec.shape)) * width[spec.dtype]
+        if spec.dtype == "U8":
+            n_bytes = n_bytes * config.num_experts_per_token // config.num_experts
+        elif spec.name.endswith("embed_tokens.weight"):
+            n_bytes //= config.vocab_size
+        weights += n_bytes
+    n_mla, n_kda = 3, 5
+    latent = (32 + 8) * 4
+    state = n_mla * latent * (position + 1 + 1) + n_kda * 2 * 8 * (16 * 16 + 3 * 3 * 16) * 4
+    padding = 8 * 4 * n_kda  # A_log is longer than its live heads
+    assert weights + state - 4096 <= moved.sum() <= weights + state + padding
+
+
+def test_a_real_token_adds_up(oracle: Callable[[str], Path], tmp_path: Path) -> None:
+    options = Options(oracle("tiny_tp8"), context=100, tokens=3, cache=tmp_path)
+    found = decode_once(prepare(options, 2, n_prompt=1, context=100))
+    assert found.sum_of_parts == pytest.approx(found.worker_seconds, rel=1e-9)
+    assert found.n_workers == 2
+    assert sum(op.packets for op in found.ops) > 50
+    assert found.n_bytes == sum(op.n_bytes for op in found.ops) > 0
+    assert all(op.seconds > 0 for op in found.ops)
+
+
+def test_the_command_reports_the_share_and_its_reasons(
+    oracle: Callable[[str], Path], tmp_path: Path, k3tool: Callable[..., Outcome],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    monkeypatch.setattr(decode, "Probe", partial(Probe, n_bytes=1 << 26))
+    asked = ["--context", "20", "--tokens", "2", "--repeats", "1", "--chunk", "8"]
+    checkpoint, cache = str(oracle("tiny_tp8")), str(tmp_path)
+    done = k3tool("bench", "decode", checkpoint, *asked, "--cache", cache, "--json")
+    assert done.code == 0, done.err
+    report = json.loads(done.out)
+    token, share = report["anatomy"], report["bandwidth_share"]
+    assert 0 < share < 1
+    parts = sum(op["seconds"] for op in token["ops"]) + token["handoff"] + token["idle"]
+    assert parts == pytest.approx(token["wall"] * token["n_workers"])
+    assert report["bytes_per_token"] == token["n_bytes"]
+    assert k3tool("bench", "decode", checkpoint, "--context", "9999999").code == 2
+
+
+def test_a_mode_that_is_not_there_is_refused(tmp_path: Path) -> None:
+    absent = "bf16" if "bf16" not in decode.NUMERICS else "f16"
+    with pytest.raises(UsageError, match="--numerics: got " + absent):
+        decode.bench_decode(Options(tmp_path, numerics=absent))
