@@ -1,7 +1,7 @@
 """The one lowering: config → operator graph → fused graph → packets of both phases → plan."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from k3tool.artifact import InputRef
@@ -94,6 +94,7 @@ def compile_plan(
     fired = _fired(list(chosen.values()))
     used = sorted({row.rule for row in fired if row.used})
     params = _params(config, options) | {
+        "priced_by": asdict(costs),
         "checkpoint_identity": checkpoint_identity,
         "rules": used,
         "theorems": {name: theorems[name] for name in used},
