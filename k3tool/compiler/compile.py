@@ -1,7 +1,7 @@
 """The one lowering: config → operator graph → fused graph → packets of both phases → plan."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 from k3tool.artifact import InputRef
@@ -19,7 +19,7 @@ from k3tool.isa.table import PAGE_TOKENS
 from k3tool.model.config import K3Config
 from k3tool.model.graph import build_graph
 from k3tool.model.nodes import Graph, Leaf
-from k3tool.targets import get_target
+from k3tool.targets import check_layout, get_target
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +94,6 @@ def compile_plan(
     fired = _fired(list(chosen.values()))
     used = sorted({row.rule for row in fired if row.used})
     params = _params(config, options) | {
-        "priced_by": asdict(costs),
         "checkpoint_identity": checkpoint_identity,
         "rules": used,
         "theorems": {name: theorems[name] for name in used},
@@ -138,9 +137,7 @@ def _params(config: K3Config, options: PlanOptions) -> dict[str, Any]:
 def _check_options(config: K3Config, options: PlanOptions) -> None:
     config.check_tp(options.tp)
     for name in ("workgroups", "chunk", "batch", "ctx"):
-        value = getattr(options, name)
-        if value < 1:
-            raise UsageError(f"--{name}", got=value, need="at least 1")
+        check_layout(name, getattr(options, name))
     limit = config.max_position_embeddings
     if options.ctx > limit:
         raise UsageError(
