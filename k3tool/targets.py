@@ -9,6 +9,18 @@ from k3tool.errors import UsageError
 
 # What a program is laid out for where nobody says: prompt tokens in a step, positions, sequences.
 DEFAULT_CHUNK, DEFAULT_CONTEXT, BATCH = 64, 4096, 1
+# The most that a program may be laid out for; of positions the model's own limit holds.
+MOST = {"workgroups": 4096, "chunk": 4096, "batch": 4096}
+
+
+def check_layout(name: str, value: int) -> None:
+    """Refuse a size that no program is laid out for, the same way for whoever asks for it.
+
+    Raises: UsageError naming the option.
+    """
+    if not 1 <= value <= MOST.get(name, value):
+        need = f"1 to {MOST[name]}" if name in MOST else "at least 1"
+        raise UsageError(f"--{name}", got=value, need=need)
 
 
 @dataclass(frozen=True, slots=True)
