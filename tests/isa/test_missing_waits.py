@@ -167,7 +167,7 @@ def test_without_any_one_wait_checks_refuse_and_some_order_computes_something_el
 
 
 def test_a_wait_that_others_imply_is_not_missed(made: Callable[[int], Made]) -> None:
-    """The control: taking out a wait that changes nothing is refused by nobody, nor does it race."""
+    """The control: without a wait that changes nothing, nobody refuses and nothing races."""
     plan, isa, _ = made(2)
     old = plan.phases["decode"]
     packet = next(i for i in range(20, len(old.packets)) if old.packets["n_waits"][i])
