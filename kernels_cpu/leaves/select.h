@@ -13,7 +13,11 @@
 #include "tiles_columns.h"
 #include "tiles_mxfp4.h"
 #elif defined(K3_LEAVES_AVX512) || defined(K3_LEAVES_AVX512_BF16)
+#ifdef K3_LEAVES_AVX512_BF16
+#include "avx512_bf16.h"
+#else
 #include "avx512.h"
+#endif
 
 #include "tiles.h"
 

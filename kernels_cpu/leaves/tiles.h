@@ -12,7 +12,6 @@
 #define K3_LEAVES_TILES_H
 
 #define K3V_STEP (2 * K3V_LANES) /* elements a vector step covers */
-#define K3V_UNROLL _Pragma("GCC unroll 8")
 #define K3V_SEGMENT 1024u /* elements a prefill pass walks before the next vector position takes over */
 
 enum { K3V_BF16 = 0, K3V_F32 = 1 };

@@ -1,161 +1,256 @@
 /* MXFP4 leaves.
  *
- * Two ways, same bits. Blocks that are whole scale groups, one token: decode in registers, by a row of a table
- * of scaled values per group. Otherwise (several tokens, or blocks that begin inside a group): decode four
- * rows to bf16 once and run the bf16 tiles. A product of E2M1 and a power of two has two significant bits, so
- * bf16 holds it exactly, and one that underflows is a zero of the right sign either way. */
+ * Two ways, same bits. One token: decode in registers, by a row of a table of scaled values per group, against x that
+ * was split into the decoder's order once a call. Otherwise (several tokens, or blocks that begin inside a group):
+ * decode four rows to bf16 once and run the bf16 tiles. A product of E2M1 and a power of two has two significant
+ * bits, so bf16 holds it exactly, and one that underflows is a zero of the right sign either way.
+ *
+ * Four rows lie side by side in memory and are walked together, so the bytes that come next are those of the next
+ * tile: every line is prefetched once, a tile or two ahead. */
 #ifndef K3_LEAVES_TILES_MXFP4_H
 #define K3_LEAVES_TILES_MXFP4_H
 
 #define K3V_MX_DECODED 4096u /* longest row that is decoded to the stack */
+#define K3V_MX_SPLIT 16384u  /* longest row, blocks padded to chunks, of which x is split to the stack */
+#define K3V_MX_AHEAD 8192u   /* least distance of a prefetch, in bytes */
+#define K3V_MX_CHUNK_BYTES (K3_CHUNK / 2u)
+#define K3V_MX_CHUNK_GROUPS (K3_CHUNK / K3_MX_GROUP)
 
-/* Group g, at position p of its chunk: all rows against one stretch of x. */
-K3V_INLINE void k3v_mx_group(int R, uint32_t g, int p, const uint8_t *const *w, const uint8_t *const *s,
-                             const float *x, k3v_f (*acc)[K3V_PER_ROW]) {
-    k3v_pair xv[K3V_MX_VECTORS];
-    K3V_UNROLL
-    for (int k = 0; k < K3V_MX_VECTORS; k++) xv[k] = k3v_split_x_mx(x + K3_MX_GROUP * (uint64_t)g + k * K3V_STEP);
-    K3V_UNROLL
-    for (int r = 0; r < R; r++) {
-        const uint32_t scale = s[r][g];
-        K3V_UNROLL
-        for (int k = 0; k < K3V_MX_VECTORS; k++) {
-            const int v = p * K3V_MX_VECTORS + k;
-            const k3v_pair wv = k3v_split_mx(w[r] + 16u * (uint64_t)g + k * K3V_LANES, scale);
-            acc[r][v] = k3v_pair_fma(wv, xv[k], acc[r][v]);
-        }
-    }
-}
-
-/* quads[r] = the quad sums of rule 3 over G scale groups of row r. */
-K3V_INLINE void k3v_mx_tile(int R, const uint8_t *const *w, const uint8_t *const *s, const float *x, uint32_t G,
-                            k3v_ahead ahead, k3v_f *quads) {
-    k3v_f acc[4][K3V_PER_ROW];
-    uint32_t g = 0;
-    K3V_UNROLL
-    for (int r = 0; r < R; r++)
-        K3V_UNROLL
-        for (int v = 0; v < K3V_PER_ROW; v++) acc[r][v] = k3v_zero();
-    for (; g + 4u <= G; g += 4u) {
-        const uint64_t at = 16u * (uint64_t)g, next = at + (at < ahead.limit ? ahead.before : ahead.after);
-        K3V_UNROLL
-        for (int r = 0; r < R; r++) K3V_PREFETCH(w[r] + next);
-        K3V_UNROLL
-        for (int p = 0; p < 4; p++) k3v_mx_group(R, g + (uint32_t)p, p, w, s, x, acc);
-    }
-    K3V_UNROLL
-    for (int p = 0; p < 3; p++)
-        if (g + (uint32_t)p < G) k3v_mx_group(R, g + (uint32_t)p, p, w, s, x, acc);
-    K3V_UNROLL
-    for (int r = 0; r < R; r++) quads[r] = k3v_quads_mx(acc[r]);
-}
-
-#define K3V_MX_TILE(name, R)                                                                                  \
-    static __attribute__((noinline)) void name(const uint8_t *const *w, const uint8_t *const *s, const float *x, \
-                                               uint32_t G, k3v_ahead ahead, k3v_f *quads) {                   \
-        k3v_mx_tile(R, w, s, x, G, ahead, quads);                                                             \
-    }
-K3V_MX_TILE(k3v_mx_tile_rows, K3V_ROWS)
-#if K3V_ROWS > 1
-K3V_MX_TILE(k3v_mx_tile_row, 1)
-#else
-#define k3v_mx_tile_row k3v_mx_tile_rows
-#endif
+enum { K3V_X_F32 = 0, K3V_X_BF16 = 1 }; /* what x is split into */
 
 typedef struct {
     const uint8_t *W, *S;
     uint32_t K, n_blocks, B; /* B = K / n_blocks */
 } k3v_mx;
 
-/* Block b of rows r0 .. r0 + n - 1 (n <= 4), groups not cut by blocks. */
-K3V_INLINE __m128 k3v_mx_four(const k3v_mx *m, uint32_t r0, uint32_t n, uint32_t b, const float *x) {
+K3V_INLINE uint32_t k3v_mx_room(uint32_t B) { return (B + K3_CHUNK - 1u) / K3_CHUNK * K3_CHUNK; }
+K3V_INLINE uint64_t k3v_x_bytes(int mode) { return mode == K3V_X_F32 ? 4u : 2u; }
+
+/* The primitives of the leaf set for either kind of x. */
+K3V_INLINE void k3v_split_chunk(int mode, const float *x, uint8_t *out) {
+#ifdef K3_LEAVES_AVX512_BF16
+    if (mode == K3V_X_BF16) {
+        k3v_mx_pack_x(x, (uint16_t *)(void *)out);
+        return;
+    }
+#endif
+    (void)mode;
+    k3v_mx_split_x(x, (float *)(void *)out);
+}
+
+K3V_INLINE void k3v_mx_step(int mode, int part, const uint8_t *const *w, const uint8_t *const *s, uint64_t g, const uint8_t *x,
+                            k3v_f (*acc)[K3V_PER_ROW]) {
+#ifdef K3_LEAVES_AVX512_BF16
+    if (mode == K3V_X_BF16) {
+        k3v_mx_step_bf16(part, w, s, g, (const uint16_t *)(const void *)x, acc);
+        return;
+    }
+#endif
+    (void)mode;
+    k3v_mx_step_f32(part, w, s, g, (const float *)(const void *)x, acc);
+}
+
+#if K3V_MX_ROWS == 4
+K3V_INLINE __m128 k3v_mx_fold(int mode, k3v_f (*acc)[K3V_PER_ROW]) {
+#ifdef K3_LEAVES_AVX512_BF16
+    if (mode == K3V_X_BF16) return k3v_mx_fold_bf16(acc);
+#endif
+    (void)mode;
+    return k3v_mx_fold_f32(acc);
+}
+#endif
+
+/* ---- one token ------------------------------------------------------------------------------------- */
+
+/* All blocks of x, each on a chunk of its own; absent elements are +0. */
+K3V_INLINE void k3v_mx_split(int mode, const k3v_mx *m, const float *x, uint8_t *out) {
+    for (uint32_t b = 0; b < m->n_blocks; b++)
+        for (uint32_t i = 0; i < m->B; i += K3_CHUNK) {
+            const float *p = x + (uint64_t)b * m->B + i;
+            float tail[K3_CHUNK];
+            if (m->B - i < K3_CHUNK) {
+                __builtin_memset(tail, 0, sizeof tail);
+                __builtin_memcpy(tail, p, (m->B - i) * sizeof(float));
+                p = tail;
+            }
+            k3v_split_chunk(mode, p, out + ((uint64_t)b * k3v_mx_room(m->B) + i) * k3v_x_bytes(mode));
+        }
+}
+
+/* K3V_MX_ROWS rows over G groups; `next` bytes ahead lies what comes after this tile. */
+K3V_INLINE void k3v_mx_tile(int mode, const uint8_t *const *w, const uint8_t *const *s, const uint8_t *x, uint32_t G,
+                            uint64_t next, k3v_f (*acc)[K3V_PER_ROW]) {
+    uint32_t g = 0;
+    K3V_UNROLL
+    for (int r = 0; r < K3V_MX_ROWS; r++)
+        K3V_UNROLL
+        for (int v = 0; v < K3V_PER_ROW; v++) acc[r][v] = k3v_zero();
+    for (; g + K3V_MX_CHUNK_GROUPS <= G; g += K3V_MX_CHUNK_GROUPS) {
+        K3V_UNROLL
+        for (int r = 0; r < K3V_MX_ROWS; r++) K3V_PREFETCH(w[r] + 16u * (uint64_t)g + next);
+        K3V_UNROLL
+        for (int p = 0; p < K3V_MX_PARTS; p++)
+            k3v_mx_step(mode, p, w, s, g, x + (uint64_t)g * K3_MX_GROUP * k3v_x_bytes(mode), acc);
+    }
+    if (g < G) { /* groups that are absent have weights -0 beside x = +0, which changes nothing */
+        uint8_t bytes[K3V_MX_ROWS][K3V_MX_CHUNK_BYTES], scales[K3V_MX_ROWS][K3V_MX_CHUNK_GROUPS];
+        const uint8_t *wt[K3V_MX_ROWS], *st[K3V_MX_ROWS];
+        for (int r = 0; r < K3V_MX_ROWS; r++) {
+            __builtin_memset(bytes[r], 0, K3V_MX_CHUNK_BYTES);
+            __builtin_memset(scales[r], K3_MX_ABSENT, K3V_MX_CHUNK_GROUPS);
+            __builtin_memcpy(bytes[r], w[r] + 16u * (uint64_t)g, 16u * (uint64_t)(G - g));
+            __builtin_memcpy(scales[r], s[r] + g, G - g);
+            wt[r] = bytes[r];
+            st[r] = scales[r];
+        }
+        K3V_UNROLL
+        for (int p = 0; p < K3V_MX_PARTS; p++)
+            k3v_mx_step(mode, p, wt, st, 0, x + (uint64_t)g * K3_MX_GROUP * k3v_x_bytes(mode), acc);
+    }
+}
+
+/* Block b of rows r0 .. r0 + n - 1 (n <= 4; rows that do not exist repeat the first), groups not cut by blocks. */
+K3V_INLINE __m128 k3v_mx_four(int mode, const k3v_mx *m, uint32_t r0, uint32_t n, uint32_t b, const uint8_t *x) {
     const uint8_t *w[4], *s[4];
-    k3v_f quads[4];
+    k3v_f acc[K3V_MX_ROWS][K3V_PER_ROW];
     const uint32_t G = m->B / K3_MX_GROUP;
-    const k3v_ahead ahead = k3v_ahead_of(m->K / 2u, m->K / 2u, (uint64_t)b * (m->B / 2u));
-    uint32_t r;
-    for (r = 0; r < 4u; r++) {
+    const uint64_t tile = 2u * (uint64_t)m->K, next = tile * (1u + K3V_MX_AHEAD / tile);
+    const uint8_t *xb = x + (uint64_t)b * k3v_mx_room(m->B) * k3v_x_bytes(mode);
+    for (uint32_t r = 0; r < 4u; r++) {
         const uint64_t row = r0 + (r < n ? r : 0u);
         w[r] = m->W + row * (m->K / 2u) + (uint64_t)b * (m->B / 2u);
         s[r] = m->S + row * (m->K / K3_MX_GROUP) + (uint64_t)b * G;
     }
-    if (n == 4u) {
-        for (r = 0; r < 4u; r += K3V_ROWS) k3v_mx_tile_rows(w + r, s + r, x, G, ahead, quads + r);
-    } else {
-        for (r = 0; r < n; r++) k3v_mx_tile_row(w + r, s + r, x, G, ahead, quads + r);
-        for (; r < 4u; r++) quads[r] = quads[0];
+#if K3V_MX_ROWS == 4
+    k3v_mx_tile(mode, w, s, xb, G, next, acc);
+    return k3v_mx_fold(mode, acc);
+#else
+    k3v_f quads[4];
+    for (uint32_t r = 0; r < 4u; r++) {
+        k3v_mx_tile(mode, w + r, s + r, xb, G, next, acc);
+        quads[r] = k3v_mx_quads(acc[0]);
     }
-    return k3v_fold4(quads[0], quads[1], quads[2], quads[3]);
+    return k3v_mx_fold4(quads);
+#endif
 }
 
-/* Row r as bf16. */
-K3V_INLINE void k3v_mx_decode(const k3v_mx *m, uint32_t r, uint16_t *out) {
-    const uint8_t *w = m->W + (uint64_t)r * (m->K / 2u), *s = m->S + (uint64_t)r * (m->K / K3_MX_GROUP);
-    for (uint32_t g = 0; g < m->K / K3_MX_GROUP; g++) {
-        for (int k = 0; k < K3V_MX_VECTORS; k++)
-            k3v_mx_store_bf16(out + K3_MX_GROUP * g + k * K3V_STEP, w + 16u * g + k * K3V_LANES, s[g]);
+/* Out of line, one copy for each kind of x. */
+#define K3V_MX_FOUR(name, mode)                                                                                      \
+    static __attribute__((noinline)) __m128 name(const k3v_mx *m, uint32_t r0, uint32_t n, uint32_t b,          \
+                                                      const uint8_t *x) {                                            \
+        return k3v_mx_four(mode, m, r0, n, b, x);                                                                    \
     }
+K3V_MX_FOUR(k3v_mx_four_f32, K3V_X_F32)
+#ifdef K3_LEAVES_AVX512_BF16
+K3V_MX_FOUR(k3v_mx_four_bf16, K3V_X_BF16)
+#else
+#define k3v_mx_four_bf16 k3v_mx_four_f32 /* never called */
+#endif
+
+K3V_INLINE __m128 k3v_mx_sum(int mode, const k3v_mx *m, uint32_t r0, uint32_t n, uint32_t b, const uint8_t *x) {
+    return (mode == K3V_X_F32 ? k3v_mx_four_f32 : k3v_mx_four_bf16)(m, r0, n, b, x);
 }
 
-/* Rows r0 .. of one token, into d[b]; rows that do not exist repeat the first. */
-K3V_INLINE void k3v_mx_blocks(const k3v_mx *m, uint32_t r0, uint32_t n, const float *x, __m128 *d) {
-    uint32_t b, r;
-    if (m->B % K3_MX_GROUP == 0u) {
-        for (b = 0; b < m->n_blocks; b++) d[b] = k3v_mx_four(m, r0, n, b, x + (uint64_t)b * m->B);
+/* Blocks that begin inside a group, or rows longer than the stack takes: small models, and none. */
+K3V_INLINE int k3v_mx_is_odd(const k3v_mx *m) {
+    return m->B % K3_MX_GROUP != 0u || k3v_mx_room(m->B) * m->n_blocks > K3V_MX_SPLIT;
+}
+
+K3V_INLINE float k3v_mx_scalar(const k3v_mx *m, uint32_t r, uint32_t b, const float *x) {
+    return k3_scalar_dot_mxfp4(m->W + (uint64_t)r * (m->K / 2u), m->S + (uint64_t)r * (m->K / K3_MX_GROUP), b * m->B,
+                               x + (uint64_t)b * m->B, m->B);
+}
+
+/* One token's rows [row0, row1). */
+K3V_INLINE void k3v_mx_rows_dot(int mode, const k3v_mx *m, uint32_t row0, uint32_t row1, const float *x, float *y) {
+    _Alignas(64) uint8_t split[K3V_MX_SPLIT * 4u];
+    float parts[8];
+    uint32_t r, b;
+    if (k3v_mx_is_odd(m)) {
+        for (r = row0; r < row1; r++) {
+            for (b = 0; b < m->n_blocks; b++) parts[b] = k3v_mx_scalar(m, r, b, x);
+            y[r] = k3_tree(parts, m->n_blocks);
+        }
         return;
     }
-    for (b = 0; b < m->n_blocks; b++) { /* blocks inside groups: small models only */
-        float four[4] = {0};
-        for (r = 0; r < n; r++)
-            four[r] = k3_scalar_dot_mxfp4(m->W + (uint64_t)(r0 + r) * (m->K / 2u),
-                                          m->S + (uint64_t)(r0 + r) * (m->K / K3_MX_GROUP), b * m->B,
-                                          x + (uint64_t)b * m->B, m->B);
-        d[b] = _mm_loadu_ps(four);
+    k3v_mx_split(mode, m, x, split);
+    for (r = row0; r < row1; r += 4u) {
+        const uint32_t n = row1 - r < 4u ? row1 - r : 4u;
+        __m128 d[8];
+        for (b = 0; b < m->n_blocks; b++) d[b] = k3v_mx_sum(mode, m, r, n, b, split);
+        k3v_store_n(y + r, k3v_tree4(d, m->n_blocks), n);
+    }
+}
+
+/* D[(r - row0) * n_blocks + b]. */
+K3V_INLINE void k3v_mx_rows_blocks(int mode, const k3v_mx *m, uint32_t row0, uint32_t row1, const float *x, float *D) {
+    _Alignas(64) uint8_t split[K3V_MX_SPLIT * 4u];
+    const uint32_t nb = m->n_blocks;
+    uint32_t r, b, i;
+    if (k3v_mx_is_odd(m)) {
+        for (r = row0; r < row1; r++)
+            for (b = 0; b < nb; b++) D[(uint64_t)(r - row0) * nb + b] = k3v_mx_scalar(m, r, b, x);
+        return;
+    }
+    k3v_mx_split(mode, m, x, split);
+    for (r = row0; r < row1; r += 4u) {
+        const uint32_t n = row1 - r < 4u ? row1 - r : 4u;
+        for (b = 0; b < nb; b += 4u) {
+            const uint32_t here = nb - b < 4u ? nb - b : 4u;
+            __m128 row[4];
+            for (i = 0; i < 4u; i++) row[i] = i < here ? k3v_mx_sum(mode, m, r, n, b + i, split) : row[0];
+            _MM_TRANSPOSE4_PS(row[0], row[1], row[2], row[3]);
+            for (i = 0; i < n; i++) k3v_store_n(D + (uint64_t)(r - row0 + i) * nb + b, row[i], here);
+        }
+    }
+}
+
+/* ---- several tokens -------------------------------------------------------------------------------- */
+
+/* Row r as bf16, the last chunk padded: out has room for whole chunks. */
+K3V_INLINE void k3v_mx_decode(const k3v_mx *m, uint32_t r, uint16_t *out) {
+    const uint8_t *w = m->W + (uint64_t)r * (m->K / 2u), *s = m->S + (uint64_t)r * (m->K / K3_MX_GROUP);
+    const uint32_t G = m->K / K3_MX_GROUP;
+    for (uint32_t g = 0; g < G; g += K3V_MX_CHUNK_GROUPS) {
+        uint8_t bytes[K3V_MX_CHUNK_BYTES] = {0}, scales[K3V_MX_CHUNK_GROUPS] = {0};
+        const int is_tail = G - g < K3V_MX_CHUNK_GROUPS;
+        if (is_tail) {
+            __builtin_memcpy(bytes, w + 16u * g, 16u * (G - g));
+            __builtin_memcpy(scales, s + g, G - g);
+        }
+        k3v_mx_store_bf16(out + K3_MX_GROUP * g, is_tail ? bytes : w + 16u * g, is_tail ? scales : s + g);
     }
 }
 
 static __attribute__((unused, noinline)) void k3v_mx_decoded(const k3v_mx *m, uint32_t r0, uint32_t n,
                                                             const float *X, uint64_t ldx, uint32_t n_tok, float *Y,
                                                             uint64_t ldy) {
-    _Alignas(64) uint16_t rows[4 * K3V_MX_DECODED];
+    _Alignas(64) uint16_t rows[4 * K3V_MX_DECODED + K3_CHUNK];
     for (uint32_t r = 0; r < n; r++) k3v_mx_decode(m, r0 + r, rows + (uint64_t)r * m->K);
     k3v_rows(K3V_BF16, (const uint8_t *)rows, m->K, 0, n, m->K, m->n_blocks, X, ldx, n_tok, Y, ldy);
 }
+
+/* ---- leaves ---------------------------------------------------------------------------------------- */
 
 K3_LEAF void k3_rows_dot_mxfp4(const K3Ctx *c, const uint8_t *W, const uint8_t *S, uint32_t row0,
                                uint32_t row1, uint32_t K, uint32_t n_blocks, const float *X, uint64_t ldx,
                                uint32_t n_tok, float *Y, uint64_t ldy) {
     const k3v_mx m = {W, S, K, n_blocks, K / n_blocks};
-    const int decode = K <= K3V_MX_DECODED && (n_tok > 1u || m.B % K3_MX_GROUP != 0u);
+    uint32_t r, t;
     (void)c;
-    for (uint32_t r = row0; r < row1; r += 4u) {
-        const uint32_t n = row1 - r < 4u ? row1 - r : 4u;
-        if (decode) {
-            k3v_mx_decoded(&m, r, n, X, ldx, n_tok, Y + r, ldy);
-            continue;
-        }
-        for (uint32_t t = 0; t < n_tok; t++) {
-            __m128 d[8];
-            k3v_mx_blocks(&m, r, n, X + t * ldx, d);
-            k3v_store_n(Y + t * ldy + r, k3v_tree4(d, n_blocks), n);
-        }
+    if (K <= K3V_MX_DECODED && (n_tok > 1u || m.B % K3_MX_GROUP != 0u)) {
+        for (r = row0; r < row1; r += 4u)
+            k3v_mx_decoded(&m, r, row1 - r < 4u ? row1 - r : 4u, X, ldx, n_tok, Y + r, ldy);
+        return;
     }
+    for (t = 0; t < n_tok; t++) k3v_mx_rows_dot(K3V_X_F32, &m, row0, row1, X + t * ldx, Y + t * ldy);
 }
 
 K3_LEAF void k3_rows_blocks_mxfp4(const K3Ctx *c, const uint8_t *W, const uint8_t *S, uint32_t row0,
                                   uint32_t row1, uint32_t K, uint32_t n_blocks, const float *X, float *D) {
     const k3v_mx m = {W, S, K, n_blocks, K / n_blocks};
     (void)c;
-    for (uint32_t r = row0; r < row1; r += 4u) {
-        const uint32_t n = row1 - r < 4u ? row1 - r : 4u;
-        __m128 d[8];
-        k3v_mx_blocks(&m, r, n, X, d);
-        for (uint32_t b = 0; b < n_blocks; b++) {
-            float four[4];
-            _mm_storeu_ps(four, d[b]);
-            for (uint32_t i = 0; i < n; i++) D[(uint64_t)(r - row0 + i) * n_blocks + b] = four[i];
-        }
-    }
+    k3v_mx_rows_blocks(K3V_X_F32, &m, row0, row1, X, D);
 }
 
 #endif

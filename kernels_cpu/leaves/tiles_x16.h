@@ -8,29 +8,10 @@
 
 #define K3H_MAX_K 36864u /* elements of x that are packed on the stack */
 
-typedef struct {
-    __m512i v; /* 32 bf16, a dword a pair */
-} k3h_x;
-
-K3V_INLINE k3v_f k3h_dot(k3v_f acc, __m512i w, __m512i x) { return _mm512_dpbf16_ps(acc, (__m512bh)w, (__m512bh)x); }
-
-/* 32 neighbouring binary32 without low bits -> bf16, as they lie. */
-K3V_INLINE __m512i k3h_pack(const float *p) {
-    const __m512i high = _mm512_set_epi16(63, 61, 59, 57, 55, 53, 51, 49, 47, 45, 43, 41, 39, 37, 35, 33, 31, 29, 27, 25, 23, 21,
-                                          19, 17, 15, 13, 11, 9, 7, 5, 3, 1);
-    return _mm512_permutex2var_epi16(_mm512_loadu_si512(p), high, _mm512_loadu_si512(p + 16));
-}
-
-/* The same in the order of k3v_mx_pairs: part q, element d is pair 4d + q. */
-K3V_INLINE __m512i k3h_pack_mx(const float *p) {
-    const __m512i order = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
-    return _mm512_permutexvar_epi32(order, k3h_pack(p));
-}
-
 /* out: K rounded up to a chunk; absent elements +0. */
-static void k3h_pack_row(const float *x, uint32_t K, int is_mx, uint16_t *out) {
+static void k3h_pack_row(const float *x, uint32_t K, uint16_t *out) {
     uint32_t i = 0;
-    for (; i + 32u <= K; i += 32u) _mm512_store_si512(out + i, is_mx ? k3h_pack_mx(x + i) : k3h_pack(x + i));
+    for (; i + 32u <= K; i += 32u) _mm512_store_si512(out + i, k3v_pack_bf16(x + i));
     for (uint32_t j = i; j < (K + 127u) / 128u * 128u; j++) out[j] = j < K ? (uint16_t)(k3_f32_to_bits(x[j]) >> 16) : 0u;
 }
 
@@ -41,7 +22,7 @@ K3V_INLINE void k3h_tail(const uint16_t *w, uint32_t n, const uint16_t *x, k3v_f
     for (uint32_t v = 0; v < 4u; v++) {
         const uint32_t here = n > 32u * v ? n - 32u * v : 0u;
         const __mmask32 mask = here >= 32u ? 0xffffffffu : (1u << here) - 1u;
-        acc[v] = k3h_dot(acc[v], _mm512_mask_loadu_epi16(none, mask, w + 32u * v), _mm512_load_si512(x + 32u * v));
+        acc[v] = k3v_dp(acc[v], _mm512_mask_loadu_epi16(none, mask, w + 32u * v), _mm512_load_si512(x + 32u * v));
     }
 }
 
@@ -61,7 +42,7 @@ K3V_INLINE void k3h_tile(int R, const uint16_t *const *w, const uint16_t *x, uin
             K3V_UNROLL
             for (int r = 0; r < R; r++) {
                 const uint16_t *p = w[r] + i + 32u * v;
-                acc[r][v] = k3h_dot(acc[r][v], _mm512_loadu_si512(p), xv);
+                acc[r][v] = k3v_dp(acc[r][v], _mm512_loadu_si512(p), xv);
                 K3V_PREFETCH((const char *)p + next);
             }
         }
@@ -108,19 +89,26 @@ K3_LEAF void k3_rows_dot_bf16_x16(const K3Ctx *c, const uint16_t *W, uint64_t ld
         k3_rows_dot_bf16(c, W, ldw, row0, row1, K, n_blocks, X, ldx, n_tok, Y, ldy);
         return;
     }
-    for (uint32_t b = 0; b < n_blocks; b++) k3h_pack_row(X + (uint64_t)b * B, B, 0, x + b * room);
+    for (uint32_t b = 0; b < n_blocks; b++) k3h_pack_row(X + (uint64_t)b * B, B, x + b * room);
     for (uint32_t r = row0; r < row1; r += 4u) k3h_rows4(W, ldw, r, row1 - r < 4u ? row1 - r : 4u, B, n_blocks, x, Y + r);
 }
 
 K3_LEAF void k3_rows_dot_mxfp4_x16(const K3Ctx *c, const uint8_t *W, const uint8_t *S, uint32_t row0,
                                    uint32_t row1, uint32_t K, uint32_t n_blocks, const float *X, uint64_t ldx,
                                    uint32_t n_tok, float *Y, uint64_t ldy) {
-    k3_rows_dot_mxfp4(c, W, S, row0, row1, K, n_blocks, X, ldx, n_tok, Y, ldy);
+    const k3v_mx m = {W, S, K, n_blocks, K / n_blocks};
+    if (n_tok != 1u || m.B % K3_MX_GROUP != 0u) {
+        k3_rows_dot_mxfp4(c, W, S, row0, row1, K, n_blocks, X, ldx, n_tok, Y, ldy);
+        return;
+    }
+    k3v_mx_rows_dot(K3V_X_BF16, &m, row0, row1, X, Y);
 }
 
 K3_LEAF void k3_rows_blocks_mxfp4_x16(const K3Ctx *c, const uint8_t *W, const uint8_t *S, uint32_t row0,
                                       uint32_t row1, uint32_t K, uint32_t n_blocks, const float *X, float *D) {
-    k3_rows_blocks_mxfp4(c, W, S, row0, row1, K, n_blocks, X, D);
+    const k3v_mx m = {W, S, K, n_blocks, K / n_blocks};
+    (void)c;
+    k3v_mx_rows_blocks(K3V_X_BF16, &m, row0, row1, X, D);
 }
 
 #endif
