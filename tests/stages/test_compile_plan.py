@@ -89,7 +89,7 @@ def test_explain_names_every_rule_and_every_op(
         (["{ckpt}", "--tp", "1", "--eps", "nowhere=1e-5"], 2, "nowhere: got no such site"),
         (["{ckpt}", "--tp", "1", "--eps", "norm"], 2, "--eps: got norm, need SITE=VALUE"),
         (["{ckpt}", "--tp", "1", "--ctx", "99999999"], 2, "max_position_embeddings"),
-        (["{ckpt}", "--tp", "1", "--chunk", "0"], 2, "--chunk: got 0, need at least 1"),
+        (["{ckpt}", "--tp", "1", "--chunk", "0"], 2, "--chunk: got 0, need 1 to 4096"),
         (["{ckpt}", "--tp", "1", "--target", "abacus"], 2, "got abacus, need cpu"),
         (["{tmp}/nothing", "--tp", "1"], 3, "nothing"),
         (["{tmp}/empty", "--tp", "1"], 3, "no config.json"),
