@@ -51,6 +51,65 @@ K3_FN void k3_check_finite(K3Ctx *c, float value, uint32_t detail) {
     if (k3_not_finite(value)) k3_trap(c, K3_FAULT_NONFINITE, detail);
 }
 
+/* ---- rounding points of mode bf16 ---- */
+
+/* Whether an instruction's flag (K3_ADD_ROUND and so on) is set. */
+K3_FN int k3_flag(const K3Inst *inst, uint32_t bit) { return (inst->flags & bit) != 0u; }
+
+/* v behind a rounding point: the nearest bf16, if flagged. */
+K3_FN float k3_rnd(float v, int round) { return round ? k3_bf16_to_f32(k3_f32_to_bf16(v)) : v; }
+
+/* Columns [col0, col1) of n_tok rows behind a rounding point. What wrote them need not be visible yet. */
+K3_FN void k3_round_columns(K3Ctx *c, float *y, uint64_t ldy, uint32_t col0, uint32_t col1, uint32_t n_tok, int round) {
+    uint32_t t;
+    if (!round) return;
+    K3_SYNC(c);
+    for (t = 0; t < n_tok; t++) {
+        float *row = y + (uint64_t)t * ldy;
+        K3_FOR(j, col0, col1) { row[j] = k3_rnd(row[j], 1); }
+    }
+}
+
+/* k3_rows_dot_bf16 of x that may be known to hold bf16 values (x_bf16: the leaf may pack it, same bits). */
+K3_FN void k3_linear_bf16(K3Ctx *c, const uint16_t *W, uint64_t ldw, uint32_t row0, uint32_t row1, uint32_t K,
+                          uint32_t n_blocks, const float *x, uint64_t ldx, uint32_t n_tok, float *y, uint64_t ldy,
+                          int x_bf16) {
+#ifdef K3_X16_LEAVES
+    if (x_bf16) {
+        k3_rows_dot_bf16_x16(c, W, ldw, row0, row1, K, n_blocks, x, ldx, n_tok, y, ldy);
+        return;
+    }
+#endif
+    (void)x_bf16;
+    k3_rows_dot_bf16(c, W, ldw, row0, row1, K, n_blocks, x, ldx, n_tok, y, ldy);
+}
+
+/* The same of k3_rows_dot_mxfp4. */
+K3_FN void k3_linear_mxfp4(K3Ctx *c, const uint8_t *W, const uint8_t *S, uint32_t row0, uint32_t row1, uint32_t K,
+                           const float *x, float *y, uint64_t ldy, int x_bf16) {
+#ifdef K3_X16_LEAVES
+    if (x_bf16) {
+        k3_rows_dot_mxfp4_x16(c, W, S, row0, row1, K, 1u, x, K, 1u, y, ldy);
+        return;
+    }
+#endif
+    (void)x_bf16;
+    k3_rows_dot_mxfp4(c, W, S, row0, row1, K, 1u, x, K, 1u, y, ldy);
+}
+
+/* The same of k3_rows_blocks_mxfp4. */
+K3_FN void k3_blocks_mxfp4(K3Ctx *c, const uint8_t *W, const uint8_t *S, uint32_t row0, uint32_t row1, uint32_t K,
+                           uint32_t n_blocks, const float *x, float *d, int x_bf16) {
+#ifdef K3_X16_LEAVES
+    if (x_bf16) {
+        k3_rows_blocks_mxfp4_x16(c, W, S, row0, row1, K, n_blocks, x, d);
+        return;
+    }
+#endif
+    (void)x_bf16;
+    k3_rows_blocks_mxfp4(c, W, S, row0, row1, K, n_blocks, x, d);
+}
+
 /* ---- peers ---- */
 
 typedef struct K3Peers {

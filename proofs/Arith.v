@@ -1,7 +1,9 @@
 (* The numbers that ops compute with: any field, with functions that nothing is assumed about.
 
-   There is no rounding here. What is proved is that two ways of computing are the same function;
-   that they have the same bits is what the arithmetic contract's tests are for. *)
+   Sums and products do not round here. What is proved is that two ways of computing are the same
+   function; that they have the same bits is what the arithmetic contract's tests are for. The points
+   where mode bf16 rounds are part of that function: `fround` is any function, so a rewrite that moved a
+   sum, a product or a norm across such a point has no proof. *)
 From Coq Require Import List Arith Field.
 Import ListNotations.
 
@@ -12,6 +14,7 @@ Class Arith := {
   fdiv : F -> F -> F; finv : F -> F;
   field_laws : field_theory f0 f1 fadd fmul fsub fopp fdiv finv (@eq F);
   fexp : F -> F; ftanh : F -> F; fsqrt : F -> F;
+  fround : F -> F; (* to bf16, in mode bf16 *)
   fleb : F -> F -> bool; (* order, for maxima and choices: nothing is assumed about it *)
   ftiny : F (* the router's 1e-20 *)
 }.
@@ -37,6 +40,8 @@ Section Functions.
   Local Open Scope k3.
 
   Fixpoint of_nat (n : nat) : F := match n with O => f0 | S m => f1 + of_nat m end.
+  (* A rounding point: the op's flag says whether it rounds. *)
+  Definition rnd (flag : nat) (x : F) : F := if Nat.eqb flag 0 then x else fround x.
   Definition sigmoid (x : F) : F := f1 / (f1 + fexp (fopp x)).
   Definition silu (x : F) : F := x * sigmoid x.
   Definition softcap (beta x : F) : F := beta * ftanh (x / beta).

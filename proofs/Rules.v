@@ -42,7 +42,7 @@ Theorem norm_linear_fuse : forall (A : Arith) (St : Step), stmt_norm_linear_fuse
 Proof.
   unfold stmt_norm_linear_fuse, sem_GEMV_BF16, sem_RMSNORM, sem_NORM_GEMV_BF16. intros.
   rewrite mapi_map. apply mapi_ext. intros. destruct (live head i); auto.
-  unfold matvec. apply map_ext. intros row. unfold rms, normed_dot. apply dot_zip.
+  unfold matvec. apply map_ext. intros row. unfold rms, normed_dot. f_equal. apply dot_zip.
 Qed.
 
 Theorem attnres_norm_fuse : forall (A : Arith) (St : Step), stmt_attnres_norm_fuse.
@@ -60,7 +60,7 @@ Qed.
 
 Theorem glu_situ_fuse : forall (A : Arith) (St : Step), stmt_glu_situ_fuse.
 Proof.
-  unfold stmt_glu_situ_fuse, sem_SITU, sem_GEMV_BF16, sem_GLU_BF16. intros.
+  unfold stmt_glu_situ_fuse, sem_SITU, sem_GEMV_BF16, sem_GLU_BF16, glu. intros.
   rewrite zipw_mapi, <- mapi_const. apply mapi_ext. intros. simpl. unfold matvec.
   now rewrite zipw_map_l, zipw_map_r.
 Qed.
@@ -93,10 +93,16 @@ Proof.
 Qed.
 
 Theorem reduce_residual_fuse : forall (A : Arith) (St : Step), stmt_reduce_residual_fuse.
-Proof. unfold stmt_reduce_residual_fuse. reflexivity. Qed.
+Proof.
+  unfold stmt_reduce_residual_fuse, sem_ADD, sem_ALL_REDUCE, sem_ALL_REDUCE_ADD. intros.
+  rewrite zipw_map_r. apply zipw_ext. intros r v. now rewrite zipw_map_r.
+Qed.
 
 Theorem reduce_gather_fuse : forall (A : Arith) (St : Step), stmt_reduce_gather_fuse.
-Proof. unfold stmt_reduce_gather_fuse. reflexivity. Qed.
+Proof.
+  unfold stmt_reduce_gather_fuse, sem_ADD, sem_ALL_GATHER, sem_ALL_REDUCE, sem_REDUCE_GATHER. intros.
+  rewrite zipw_map_r. apply zipw_ext. intros u v. now rewrite zipw_map_r.
+Qed.
 
 Theorem gather_residual_fuse : forall (A : Arith) (St : Step), stmt_gather_residual_fuse.
 Proof.

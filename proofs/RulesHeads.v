@@ -12,7 +12,7 @@ Section Heads.
   Context {A : Arith} {St : Step}.
   Local Open Scope k3.
 
-  Lemma rms_length : forall eps w x, length x <= length w -> length (rms eps w x) = length x.
+  Lemma rms_length : forall rd eps w x, length x <= length w -> length (rms rd eps w x) = length x.
   Proof. intros. unfold rms. rewrite zipw_length. lia. Qed.
 
   Lemma l2_length : forall eps x, length (l2 eps x) = length x.
@@ -71,9 +71,9 @@ Section Heads.
 
   (* -- per head of KDA ---------------------------------------------------------------------------- *)
 
-  Lemma delta_length : forall S q k v a b, length (snd (delta S q k v a b)) = length v.
+  Lemma delta_length : forall rd S q k v a b, length (snd (delta rd S q k v a b)) = length v.
   Proof.
-    intros. unfold delta. simpl. apply mix_length.
+    intros. unfold delta. simpl. rewrite map_length. apply mix_length.
     set (u := map (fmul b) _). assert (length u <= length v).
     { unfold u. rewrite map_length, zipw_length. lia. }
     clearbody u. generalize (zipw (fun ai row => map (fmul ai) row) a S). intros rows.
@@ -125,16 +125,17 @@ Section Values.
     Forall (fun p => P (fst p)) (zipw pair a b).
   Proof. intros X Y P a b H. revert b. induction H; destruct b; simpl; constructor; auto. Qed.
 
-  Lemma uv_gate : forall h nope v latent kv_b row g, 0 < v -> length kv_b = (h * (nope + v))%nat ->
-    zipw (fun a s => a * sigmoid s)
-      (concat (zipw (fun c w => matvec (skipn nope w) c) (chunks latent row) (chunks (nope + v) kv_b))) g
+  Lemma uv_gate : forall rd h nope v latent kv_b row g, 0 < v -> length kv_b = (h * (nope + v))%nat ->
+    zipw (fun a s => rnd rd (a * rnd rd (sigmoid s)))
+      (concat (zipw (fun c w => matvec rd (skipn nope w) c) (chunks latent row) (chunks (nope + v) kv_b))) g
     = concat (zipw (fun cw gh =>
-        zipw (fun wr s => dot wr (fst cw) * sigmoid s) (skipn nope (snd cw)) gh)
+        zipw (fun wr s => rnd rd (rnd rd (dot wr (fst cw)) * rnd rd (sigmoid s)))
+          (skipn nope (snd cw)) gh)
       (zipw pair (chunks latent row) (chunks (nope + v) kv_b)) (chunks v g)).
   Proof.
-    intros h nope v latent kv_b row g Hv L.
-    rewrite (zipw_pair _ _ _ (fun c w => matvec (skipn nope w) c)).
-    assert (L' : Forall (fun p : Vec * Mat => length (matvec (skipn nope (snd p)) (fst p)) = v)
+    intros rd h nope v latent kv_b row g Hv L.
+    rewrite (zipw_pair _ _ _ (fun c w => matvec rd (skipn nope w) c)).
+    assert (L' : Forall (fun p : Vec * Mat => length (matvec rd (skipn nope (snd p)) (fst p)) = v)
       (zipw pair (chunks latent row) (chunks (nope + v) kv_b))).
     { destruct (@chunks_full _ (nope + v)%nat h kv_b) as [_ Full]; [lia|exact L|].
       apply (Forall_zipw_r _ _ (fun w => length w = (nope + v)%nat) (chunks latent row)) in Full.
@@ -172,24 +173,24 @@ Section Core.
   Proof. induction l; destruct d; simpl; intros; auto; try lia. f_equal. apply IHl. lia. Qed.
 
   (* One head: what happens to its five inputs on the way in. *)
-  Lemma head_is_core : forall l2_eps q_scale lb d S q k v f b al dt, length f <= d ->
-    delta S (map (fun x => x * q_scale) (l2 l2_eps q)) (l2 l2_eps k) v
+  Lemma head_is_core : forall rd l2_eps q_scale lb d S q k v f b al dt, length f <= d ->
+    delta rd S (map (fun x => x * q_scale) (l2 l2_eps q)) (l2 l2_eps k) v
       (zipw (fun a p => decay lb a (fst p) (snd p)) (repeat al d) (zipw pair f dt)) (sigmoid b)
-    = core_head l2_eps q_scale lb S (q, k, v, f, b, al, dt).
+    = core_head rd l2_eps q_scale lb S (q, k, v, f, b, al, dt).
   Proof.
     intros. unfold core_head, l2. rewrite map_map. rewrite zipw_repeat.
     - now rewrite map_zipw.
     - rewrite zipw_length. lia.
   Qed.
 
-  Lemma heads_are_core : forall l2_eps q_scale lb d S Q K V Fs b al DT,
+  Lemma heads_are_core : forall rd l2_eps q_scale lb d S Q K V Fs b al DT,
     Forall (fun c : Vec => length c <= d) Fs ->
-    zipw (fun s h => let '(q, k, v, a, b) := h in delta s q k v a b) S
+    zipw (fun s h => let '(q, k, v, a, b) := h in delta rd s q k v a b) S
       (zipw pair (zipw pair (zipw pair (zipw pair
           (map (map (fun x => x * q_scale)) (map (l2 l2_eps) Q)) (map (l2 l2_eps) K)) V)
         (zipw (zipw (fun a p => decay lb a (fst p) (snd p))) (map (fun a => repeat a d) al)
           (zipw (zipw pair) Fs DT))) (map sigmoid b))
-    = zipw (core_head l2_eps q_scale lb) S
+    = zipw (core_head rd l2_eps q_scale lb) S
         (zipw pair (zipw pair (zipw pair (zipw pair (zipw pair (zipw pair Q K) V) Fs) b) al) DT).
   Proof.
     induction S as [|s S IH]; intros Q K V Fs b al DT H; auto.
@@ -198,10 +199,10 @@ Section Core.
     inversion H; subst. f_equal; auto. now apply head_is_core.
   Qed.
 
-  Lemma token_is_core : forall eps q_scale lb d a_log dt S q k v f b, 0 < d ->
-    kda_token d S (map (fun x => x * q_scale) (by_head d (l2 eps) q), by_head d (l2 eps) k, v,
+  Lemma token_is_core : forall rd eps q_scale lb d a_log dt S q k v f b, 0 < d ->
+    kda_token rd d S (map (fun x => x * q_scale) (by_head d (l2 eps) q), by_head d (l2 eps) k, v,
       decay_row lb d a_log dt f, map sigmoid b)
-    = core_token eps q_scale lb d a_log dt S (q, k, v, f, b).
+    = core_token rd eps q_scale lb d a_log dt S (q, k, v, f, b).
   Proof.
     intros. unfold kda_token, core_token, kda_heads_step, head_of, by_head, decay_row.
     rewrite chunks_map, !chunks_concat_map by (intros; apply l2_length).
@@ -225,6 +226,7 @@ Theorem kda_core_fuse : forall (A : Arith) (St : Step), stmt_kda_core_fuse.
 Proof.
   unfold stmt_kda_core_fuse, sem_KDA_STEP, sem_KDA_CORE, next_KDA_STEP_s, next_KDA_CORE_s,
     sem_SCALE, sem_L2NORM, sem_KDA_DECAY, sem_SIGMOID. intros.
+  change (map (map (fun v => rnd 0 (sigmoid v))) b) with (map (map sigmoid) b).
   rewrite tokens_are_core, scan_map, final_map by auto. split.
   - apply scan_ext. intros S [[[[q0 k0] v0] f0] b0]. now apply token_is_core.
   - apply final_ext. intros S [[[[q0 k0] v0] f0] b0]. now apply token_is_core.
@@ -234,20 +236,20 @@ Section AllHeads.
   Context {A : Arith} {St : Step}.
   Local Open Scope k3.
 
-  Lemma core_length : forall l2_eps q_scale lb S q k v f b al dt,
-    length (snd (core_head l2_eps q_scale lb S (q, k, v, f, b, al, dt))) = length v.
+  Lemma core_length : forall rd l2_eps q_scale lb S q k v f b al dt,
+    length (snd (core_head rd l2_eps q_scale lb S (q, k, v, f, b, al, dt))) = length v.
   Proof. intros. unfold core_head. apply delta_length. Qed.
 
   (* The heads' outputs are runs, so cutting the row again gives the heads. *)
-  Lemma core_runs : forall l2_eps q_scale lb d S Q K V Fs b al DT, 0 < d -> runs d V ->
-    runs d (map snd (zipw (core_head l2_eps q_scale lb) S
+  Lemma core_runs : forall rd l2_eps q_scale lb d S Q K V Fs b al DT, 0 < d -> runs d V ->
+    runs d (map snd (zipw (core_head rd l2_eps q_scale lb) S
       (zipw pair (zipw pair (zipw pair (zipw pair (zipw pair (zipw pair Q K) V) Fs) b) al) DT))).
   Proof.
     intros. 
     set (X := zipw pair S (zipw pair Q (zipw pair K (zipw pair Fs (zipw pair b (zipw pair al DT)))))).
     set (g := fun (x : Mat * (Vec * (Vec * (Vec * (F * (F * Vec)))))) (v : Vec) =>
       let '(s, (q, (k, (f, (b, (a, dt)))))) := x in
-      snd (core_head l2_eps q_scale lb s (q, k, v, f, b, a, dt))).
+      snd (core_head rd l2_eps q_scale lb s (q, k, v, f, b, a, dt))).
     replace (map snd _) with (zipw g X V).
     - apply runs_zipw; auto. intros [s [q [k [f [b0 [a dt]]]]]] c. apply core_length.
     - unfold X, g. clear. revert Q K V Fs b al DT.
@@ -258,30 +260,30 @@ Section AllHeads.
   (* A token through all of it: convolutions, second linear of the decay, core, gated norm. *)
   Definition pieces (st : heads_state) := let '(tq, tk, tv, s) := st in (tq, tk, tv, s).
 
-  Lemma kda_heads_run : forall cq ck cv f_b a_log dt o_norm l2_eps q_scale lb eps d, 0 < d ->
+  Lemma kda_heads_run : forall rd cq ck cv f_b a_log dt o_norm l2_eps q_scale lb eps d, 0 < d ->
     length o_norm = d -> forall q k v f b gate tq tk tv s, length q <= length gate ->
-    zipw (fun r g => concat (zipw (gated_norm o_norm eps) (chunks d r) (chunks d g)))
-      (scan (core_token l2_eps q_scale lb d a_log dt) s
-        (tokens5 (scan (silu_conv_step cq) tq q) (scan (silu_conv_step ck) tk k)
-          (scan (silu_conv_step cv) tv v) (map (matvec f_b) f) b)) gate
-    = scan (kda_all_step cq ck cv f_b a_log dt o_norm l2_eps q_scale lb eps d) (tq, tk, tv, s)
+    zipw (fun r g => concat (zipw (gated_norm rd o_norm eps) (chunks d r) (chunks d g)))
+      (scan (core_token rd l2_eps q_scale lb d a_log dt) s
+        (tokens5 (scan (silu_conv_step rd cq) tq q) (scan (silu_conv_step rd ck) tk k)
+          (scan (silu_conv_step rd cv) tv v) (map (matvec rd f_b) f) b)) gate
+    = scan (kda_all_step cq ck cv f_b a_log dt o_norm l2_eps q_scale lb eps rd d) (tq, tk, tv, s)
         (tokens6 q k v f b gate)
-    /\ final (core_token l2_eps q_scale lb d a_log dt) s
-        (tokens5 (scan (silu_conv_step cq) tq q) (scan (silu_conv_step ck) tk k)
-          (scan (silu_conv_step cv) tv v) (map (matvec f_b) f) b)
-      = snd (final (kda_all_step cq ck cv f_b a_log dt o_norm l2_eps q_scale lb eps d) (tq, tk, tv, s)
+    /\ final (core_token rd l2_eps q_scale lb d a_log dt) s
+        (tokens5 (scan (silu_conv_step rd cq) tq q) (scan (silu_conv_step rd ck) tk k)
+          (scan (silu_conv_step rd cv) tv v) (map (matvec rd f_b) f) b)
+      = snd (final (kda_all_step cq ck cv f_b a_log dt o_norm l2_eps q_scale lb eps rd d) (tq, tk, tv, s)
         (tokens6 q k v f b gate)).
   Proof.
-    intros cq ck cv f_b a_log dt o_norm l2_eps q_scale lb eps d Hd Ho.
+    intros rd cq ck cv f_b a_log dt o_norm l2_eps q_scale lb eps d Hd Ho.
     unfold tokens6, tokens5.
     induction q as [|q0 q IH]; intros k v f b gate tq tk tv s L; [split; reflexivity|].
     destruct gate as [|g0 gate]; [simpl in L; lia|].
     destruct k as [|k0 k], v as [|v0 v], f as [|f0' f], b as [|b0 b]; try (split; reflexivity).
     simpl in L. apply le_S_n in L. cbn [scan map zipw final].
     specialize (IH k v f b gate (shift tq q0) (shift tk k0) (shift tv v0)
-      (fst (core_token l2_eps q_scale lb d a_log dt s
-        (snd (silu_conv_step cq tq q0), snd (silu_conv_step ck tk k0), snd (silu_conv_step cv tv v0),
-         matvec f_b f0', b0))) L).
+      (fst (core_token rd l2_eps q_scale lb d a_log dt s
+        (snd (silu_conv_step rd cq tq q0), snd (silu_conv_step rd ck tk k0), snd (silu_conv_step rd cv tv v0),
+         matvec rd f_b f0', b0))) L).
     destruct IH as [IH1 IH2]. split.
     - f_equal.
       + cbn. f_equal. f_equal. apply chunks_concat; auto. apply core_runs; auto. now apply runs_chunks.
@@ -289,16 +291,16 @@ Section AllHeads.
     - exact IH2.
   Qed.
 
-  Lemma final_taps : forall cq ck cv f_b a_log dt o_norm l2_eps q_scale lb eps d,
+  Lemma final_taps : forall rd cq ck cv f_b a_log dt o_norm l2_eps q_scale lb eps d,
     forall q k v f b gate n tq tk tv s, length q = n -> length k = n -> length v = n ->
     length f = n -> length b = n -> length gate = n ->
-    let last := final (kda_all_step cq ck cv f_b a_log dt o_norm l2_eps q_scale lb eps d)
+    let last := final (kda_all_step cq ck cv f_b a_log dt o_norm l2_eps q_scale lb eps rd d)
       (tq, tk, tv, s) (tokens6 q k v f b gate) in
-    final (silu_conv_step cq) tq q = fst (fst (fst last))
-    /\ final (silu_conv_step ck) tk k = snd (fst (fst last))
-    /\ final (silu_conv_step cv) tv v = snd (fst last).
+    final (silu_conv_step rd cq) tq q = fst (fst (fst last))
+    /\ final (silu_conv_step rd ck) tk k = snd (fst (fst last))
+    /\ final (silu_conv_step rd cv) tv v = snd (fst last).
   Proof.
-    intros cq ck cv f_b a_log dt o_norm l2_eps q_scale lb eps d. unfold tokens6, tokens5.
+    intros rd cq ck cv f_b a_log dt o_norm l2_eps q_scale lb eps d. unfold tokens6, tokens5.
     induction q as [|q0 q IH]; intros k v f b gate n tq tk tv s H1 H2 H3 H4 H5 H6; simpl in H1.
     - subst. destruct k, v; try discriminate. repeat split; reflexivity.
     - destruct n; [discriminate|]. destruct k, v, f, b, gate; try discriminate. simpl in *.
@@ -319,7 +321,7 @@ Proof.
   destruct T as [Tq [Tk [Tv [Tf [Tb Tg]]]]].
   edestruct kda_heads_run as [R1 R2]; [| | |rewrite R1, R2]; auto; try lia.
   split; [reflexivity|]. split; [reflexivity|].
-  apply (final_taps conv_q conv_k conv_v f_b a_log dt_bias o_norm l2_eps scale bound eps d
+  apply (final_taps round conv_q conv_k conv_v f_b a_log dt_bias o_norm l2_eps scale bound eps d
     q k v f b gate n_tokens taps_q taps_k taps_v s); auto.
 Qed.
 
@@ -343,37 +345,39 @@ Section Latent.
     - rewrite chunks_cons by auto. destruct (Forall_firstn_skipn _ P d l H). constructor; auto.
   Qed.
 
-  Lemma query_length : forall nope rope latent q w, length q = (nope + rope)%nat ->
+  Lemma query_length : forall rd nope rope latent q w, length q = (nope + rope)%nat ->
     Forall (fun row : Vec => length row = latent) w ->
-    length (query nope latent q w) = (latent + rope)%nat.
+    length (query rd nope latent q w) = (latent + rope)%nat.
   Proof.
-    intros. unfold query. rewrite app_length, skipn_length, mix_length; [lia|].
+    intros. unfold query. rewrite app_length, skipn_length, map_length, mix_length; [lia|].
     destruct (Forall_firstn_skipn _ _ nope w H0) as [H1 _].
     eapply Forall_impl; [|exact H1]. cbv beta. intros. lia.
   Qed.
 
-  Lemma queries_length : forall nope rope latent Q W,
+  Lemma queries_length : forall rd nope rope latent Q W,
     Forall (fun q : Vec => length q = (nope + rope)%nat) Q ->
     Forall (Forall (fun row : Vec => length row = latent)) W ->
-    Forall (fun c => length c = (latent + rope)%nat) (zipw (query nope latent) Q W).
+    Forall (fun c => length c = (latent + rope)%nat) (zipw (query rd nope latent) Q W).
   Proof.
-    intros nope rope latent Q W H. revert W. induction H; intros W H'; [constructor|].
+    intros rd nope rope latent Q W H. revert W. induction H; intros W H'; [constructor|].
     destruct H'; simpl; constructor; auto. now apply query_length.
   Qed.
 
-  Lemma attend_length : forall latent scale rows q, length (attend latent scale rows q) = latent.
+  Lemma attend_length : forall rd latent scale rows q, length (attend rd latent scale rows q) = latent.
   Proof.
     intros. unfold attend. rewrite map_length. apply mix_length.
     apply Forall_forall. intros r H. apply in_map_iff in H. destruct H as [c [<- _]].
     rewrite firstn_length. lia.
   Qed.
 
-  Lemma latent_heads : forall nope latent scale rows Q W G,
-    zipw (fun cw gh => zipw (fun wr s => dot wr (fst cw) * sigmoid s) (skipn nope (snd cw)) gh)
-      (zipw pair (map (attend latent scale rows) (zipw (query nope latent) Q W)) W) G
+  Lemma latent_heads : forall rd nope latent scale rows Q W G,
+    zipw (fun cw gh => zipw (fun wr s => rnd rd (rnd rd (dot wr (fst cw)) * rnd rd (sigmoid s)))
+        (skipn nope (snd cw)) gh)
+      (zipw pair (map (attend rd latent scale rows) (zipw (query rd nope latent) Q W)) W) G
     = zipw (fun qw gh =>
-        let ctx := attend latent scale rows (query nope latent (fst qw) (snd qw)) in
-        zipw (fun wr s => dot wr ctx * sigmoid s) (skipn nope (snd qw)) gh) (zipw pair Q W) G.
+        let ctx := attend rd latent scale rows (query rd nope latent (fst qw) (snd qw)) in
+        zipw (fun wr s => rnd rd (rnd rd (dot wr ctx) * rnd rd (sigmoid s))) (skipn nope (snd qw)) gh)
+      (zipw pair Q W) G.
   Proof. induction Q; destruct W, G; simpl; f_equal; auto. Qed.
 End Latent.
 
@@ -388,7 +392,7 @@ Proof.
   intros t [row g] E. cbn [fst snd] in *.
   apply (chunks_Forall _ _ (nope + v)) in Wkv.
   destruct (@chunks_full _ (nope + rope)%nat _ row ltac:(lia) E) as [_ Full].
-  pose proof (queries_length nope rope latent _ _ Full Wkv) as L.
+  pose proof (queries_length round nope rope latent _ _ Full Wkv) as L.
   rewrite (@chunks_of_runs _ (latent + rope)%nat _ ltac:(lia) L).
   rewrite chunks_of_runs; [now rewrite latent_heads|auto|].
   apply Forall_forall. intros c H'. apply in_map_iff in H'. destruct H' as [c' [<- _]].

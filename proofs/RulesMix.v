@@ -49,13 +49,13 @@ Section Mix.
   Proof. intros. rewrite app_nth2 by lia. f_equal. lia. Qed.
 
   (* One member of a group: a linear behind norm and mix, with the blocks' part made beforehand. *)
-  Lemma mixed_linear_is_linear : forall prefix blocks res_norm res_proj norm n eps norm_eps w k,
+  Lemma mixed_linear_is_linear : forall prefix blocks res_norm res_proj norm n eps norm_eps nr rd w k,
     sized n_tokens k prefix -> Forall (sized n_tokens k) blocks -> length res_norm = k ->
-    sem_GEMV_BF16 (sem_ATTN_RES_NORM prefix blocks res_norm res_proj norm n eps norm_eps) w 0
-    = zipw (mixed_linear res_norm res_proj norm eps norm_eps w) prefix
+    sem_GEMV_BF16 (sem_ATTN_RES_NORM prefix blocks res_norm res_proj norm n eps norm_eps nr) w 0 rd
+    = zipw (mixed_linear res_norm res_proj norm eps norm_eps nr rd w) prefix
         (sem_ATTN_PART blocks res_norm res_proj n eps).
   Proof.
-    intros prefix blocks res_norm res_proj norm n eps norm_eps w k [Hn Hw] Hb Hr.
+    intros prefix blocks res_norm res_proj norm n eps norm_eps nr rd w k [Hn Hw] Hb Hr.
     unfold sem_GEMV_BF16, sem_ATTN_RES_NORM, sem_ATTN_PART. rewrite mapi_mapi, <- Hn, zipw_seq.
     unfold mapi. apply (mapi_from_Forall _ _ (fun row => length row = k)); auto.
     intros t v Hv. simpl. unfold mixed_linear, part_row, attn_res, matvec.
@@ -63,11 +63,11 @@ Section Mix.
     assert (L : length (mix (length res_norm) (weights scores) rows) = length v).
     { rewrite mix_length. - congruence. - rewrite Hr. now apply block_rows_width. }
     rewrite firstn_app, L, Nat.sub_diag, firstn_O, app_nil_r, firstn_all2 by lia.
-    rewrite nth_middle, nth_middle_S by auto. simpl. apply map_ext. intros row. apply dot_zip.
+    rewrite nth_middle, nth_middle_S by auto. simpl. apply map_ext. intros row. f_equal. apply dot_zip.
   Qed.
 End Mix.
 
-Ltac group := intros; unfold sem_PART, mix_linears; cbn [map nth];
+Ltac group := intros; unfold sem_PART, mix_linears; cbn [map nth app];
   repeat split; (eapply mixed_linear_is_linear; subst; eauto).
 
 Theorem kda_in_fuse : forall (A : Arith) (St : Step), stmt_kda_in_fuse.

@@ -18,7 +18,7 @@ Section Semantics.
 
   Definition total (l : Vec) : F := fold_right fadd f0 l.
   Definition dot (w x : Vec) : F := total (zipw fmul w x).
-  Definition matvec (w : Mat) (x : Vec) : Vec := map (fun row => dot row x) w.
+  Definition matvec (rd : nat) (w : Mat) (x : Vec) : Vec := map (fun row => rnd rd (dot row x)) w.
   Fixpoint vadd (a b : Vec) : Vec :=
     match a, b with x :: a', y :: b' => x + y :: vadd a' b' | [], _ => b | _, [] => a end.
   (* sum of rows, and of k_i * rows_i; w wide if there are none *)
@@ -34,42 +34,49 @@ Section Semantics.
 
   (* Head-only linears compute the tokens from head_from on; the other rows are absent. *)
   Definition live (head t : nat) : bool := orb (Nat.eqb head 0) (Nat.leb head_from t).
-  Definition sem_GEMV_BF16 (x w : Mat) (head : nat) : Mat :=
-    mapi (fun t row => if live head t then matvec w row else []) x.
+  Definition sem_GEMV_BF16 (x w : Mat) (head rd : nat) : Mat :=
+    mapi (fun t row => if live head t then matvec rd w row else []) x.
 
   (* Rank r's part of a row. *)
   Definition share {B : Type} (r : nat) (l : list B) : list B :=
     firstn (length l / ranks) (skipn (r * (length l / ranks)) l).
-  Definition sem_GEMV_BF16_BLOCKS (x w : Mat) : Stack :=
+  (* A term of a sum does not round. x_bf16 says what x is; nothing is computed with it. *)
+  Definition sem_GEMV_BF16_BLOCKS (x w : Mat) (x_bf16 : nat) : Stack :=
     map (fun r => map (fun row => map (fun wr => dot (share r wr) (share r row)) w) x) (seq 0 ranks).
-  Definition sem_SITU_GEMV_BLOCKS (g u w : Mat) (beta linear : F) : Stack :=
+  Definition sem_SITU_GEMV_BLOCKS (g u w : Mat) (beta linear : F) (rd : nat) : Stack :=
     map (fun r => zipw (fun gr ur => map (fun wr =>
-      total (zip3 (fun c a b => c * situ beta linear a b) (share r wr) (share r gr) (share r ur))) w)
+      total (zip3 (fun c a b => c * rnd rd (situ beta linear a b)) (share r wr) (share r gr) (share r ur))) w)
       g u) (seq 0 ranks).
 
-  Definition rms (eps : F) (w x : Vec) : Vec :=
-    let inv := mean_inv eps x in zipw (fun v g => v * inv * g) x w.
-  Definition sem_RMSNORM (x : Mat) (norm : Vec) (eps : F) : Mat := map (rms eps norm) x.
+  (* A norm rounds twice: the value, and again after its weight. *)
+  Definition rms (rd : nat) (eps : F) (w x : Vec) : Vec :=
+    let inv := mean_inv eps x in zipw (fun v g => rnd rd (rnd rd (v * inv) * g)) x w.
+  Definition sem_RMSNORM (x : Mat) (norm : Vec) (eps : F) (rd : nat) : Mat := map (rms rd eps norm) x.
 
-  Definition normed_dot (eps : F) (norm x row : Vec) : F :=
-    let inv := mean_inv eps x in total (zip3 (fun w v g => w * (v * inv * g)) row x norm).
-  Definition sem_NORM_GEMV_BF16 (x : Mat) (norm : Vec) (w : Mat) (eps : F) (head : nat) : Mat :=
-    mapi (fun t r => if live head t then map (normed_dot eps norm r) w else []) x.
+  Definition normed_dot (norm_rd rd : nat) (eps : F) (norm x row : Vec) : F :=
+    let inv := mean_inv eps x in
+    rnd rd (total (zip3 (fun w v g => w * rnd norm_rd (rnd norm_rd (v * inv) * g)) row x norm)).
+  Definition sem_NORM_GEMV_BF16 (x : Mat) (norm : Vec) (w : Mat) (eps : F) (head norm_rd rd : nat)
+      : Mat :=
+    mapi (fun t r => if live head t then map (normed_dot norm_rd rd eps norm r) w else []) x.
 
-  Definition sem_GLU_BF16 (x gate up : Mat) (beta linear : F) : Mat :=
-    map (fun r => zipw (fun g u => situ beta linear (dot g r) (dot u r)) gate up) x.
+  (* A linear that rounds, twice, and the unit that rounds. *)
+  Definition glu (rd : nat) (beta linear : F) (g u row : Vec) : F :=
+    rnd rd (situ beta linear (rnd rd (dot g row)) (rnd rd (dot u row))).
+  Definition sem_GLU_BF16 (x gate up : Mat) (beta linear : F) (rd : nat) : Mat :=
+    map (fun r => zipw (fun g u => glu rd beta linear g u r) gate up) x.
 
   (* -- elementwise ---------------------------------------------------------------------------- *)
 
-  Definition sem_ADD : Mat -> Mat -> Mat := zipw (zipw fadd).
-  Definition sem_MUL : Mat -> Mat -> Mat := zipw (zipw fmul).
-  Definition sem_SIGMOID : Mat -> Mat := map (map sigmoid).
-  Definition sem_SILU : Mat -> Mat := map (map silu).
+  Definition sem_ADD (a b : Mat) (rd : nat) : Mat := zipw (zipw (fun x y => rnd rd (x + y))) a b.
+  Definition sem_MUL (a b : Mat) (rd : nat) : Mat := zipw (zipw (fun x y => rnd rd (x * y))) a b.
+  Definition sem_SIGMOID (x : Mat) (rd : nat) : Mat := map (map (fun v => rnd rd (sigmoid v))) x.
+  Definition sem_SILU (x : Mat) (rd : nat) : Mat := map (map (fun v => rnd rd (silu v))) x.
   Definition sem_SCALE (x : Mat) (factor : F) : Mat := map (map (fun v => v * factor)) x.
   Definition sem_SOFTCAP (x : Mat) (beta : F) : Mat := map (map (softcap beta)) x.
-  Definition sem_SITU (gate up : Mat) (beta linear : F) : Mat :=
-    zipw (zipw (fun g u => beta * ftanh (g / beta) * sigmoid g * (linear * ftanh (u / linear))))
-      gate up.
+  Definition sem_SITU (gate up : Mat) (beta linear : F) (rd : nat) : Mat :=
+    zipw (zipw (fun g u =>
+      rnd rd (beta * ftanh (g / beta) * sigmoid g * (linear * ftanh (u / linear))))) gate up.
 
   (* -- per head ------------------------------------------------------------------------------- *)
 
@@ -79,12 +86,12 @@ Section Semantics.
     concat (map f (chunks d row)).
   Definition sem_L2NORM (x : Mat) (eps : F) (d : nat) : Mat := map (by_head d (l2 eps)) x.
   Definition sem_HEAD_RMSNORM (x : Mat) (norm : Vec) (eps : F) : Mat :=
-    map (by_head (length norm) (rms eps norm)) x.
-  Definition gated_norm (norm : Vec) (eps : F) (o gate : Vec) : Vec :=
-    let inv := mean_inv eps o in zip3 (fun v w g => v * inv * w * sigmoid g) o norm gate.
-  Definition sem_KDA_GATED_NORM (o : Mat) (norm : Vec) (gate : Mat) (eps : F) : Mat :=
+    map (by_head (length norm) (rms 0 eps norm)) x.
+  Definition gated_norm (rd : nat) (norm : Vec) (eps : F) (o gate : Vec) : Vec :=
+    let inv := mean_inv eps o in zip3 (fun v w g => rnd rd (v * inv * w * sigmoid g)) o norm gate.
+  Definition sem_KDA_GATED_NORM (o : Mat) (norm : Vec) (gate : Mat) (eps : F) (rd : nat) : Mat :=
     zipw (fun r g =>
-      concat (zipw (gated_norm norm eps) (chunks (length norm) r) (chunks (length norm) g))) o gate.
+      concat (zipw (gated_norm rd norm eps) (chunks (length norm) r) (chunks (length norm) g))) o gate.
 
   (* -- residual mixing ------------------------------------------------------------------------ *)
 
@@ -103,12 +110,14 @@ Section Semantics.
     merge (mix (length res_norm) (weights scores) rows) (vmax scores) (total (weights scores))
       (score res_norm res_proj eps v) v.
   Definition sem_ATTN_RES (prefix : Mat) (blocks : Stack) (res_norm res_proj : Vec) (n : nat)
-      (eps : F) : Mat :=
-    mapi (fun t v => attn_res res_norm res_proj eps (block_rows blocks n t) v) prefix.
+      (eps : F) (rd : nat) : Mat :=
+    mapi (fun t v => map (rnd rd) (attn_res res_norm res_proj eps (block_rows blocks n t) v)) prefix.
   Definition sem_ATTN_RES_NORM (prefix : Mat) (blocks : Stack) (res_norm res_proj norm : Vec)
-      (n : nat) (eps norm_eps : F) : Mat :=
-    mapi (fun t v => let y := attn_res res_norm res_proj eps (block_rows blocks n t) v in
-      let inv := mean_inv norm_eps y in zipw (fun u g => u * inv * g) y norm) prefix.
+      (n : nat) (eps norm_eps : F) (rd : nat) : Mat :=
+    mapi (fun t v =>
+      let y := map (rnd rd) (attn_res res_norm res_proj eps (block_rows blocks n t) v) in
+      let inv := mean_inv norm_eps y in
+      zipw (fun u g => rnd rd (rnd rd (u * inv) * g)) y norm) prefix.
 
   (* The finished blocks' part for a token: [o | m | s | zeros]. *)
   Definition part_row (res_norm res_proj : Vec) (eps : F) (rows : Mat) : Vec :=
@@ -119,21 +128,26 @@ Section Semantics.
     map (fun t => part_row res_norm res_proj eps (block_rows blocks n t)) (seq 0 n_tokens).
 
   (* A group of linears of one normed mix: a list of values, one a weight; PART takes one. *)
-  Definition mixed_linear (res_norm res_proj norm : Vec) (eps norm_eps : F) (w : Mat) (v part : Vec) :=
+  Definition mixed_linear (res_norm res_proj norm : Vec) (eps norm_eps : F) (norm_rd rd : nat)
+      (w : Mat) (v part : Vec) :=
     let k := length v in
-    let y := merge (firstn k part) (nth k part f0) (nth (S k) part f0)
-               (score res_norm res_proj eps v) v in
+    let y := map (rnd norm_rd) (merge (firstn k part) (nth k part f0) (nth (S k) part f0)
+               (score res_norm res_proj eps v) v) in
     let inv := mean_inv norm_eps y in
-    map (fun row => total (zip3 (fun a u g => a * (u * inv * g)) row y norm)) w.
-  Definition mix_linears (prefix part : Mat) (res_norm res_proj norm : Vec) (ws : Stack)
-      (eps norm_eps : F) : Stack :=
-    map (fun w => zipw (mixed_linear res_norm res_proj norm eps norm_eps w) prefix part) ws.
-  Definition sem_MIX_LINEARS_3 prefix part res_norm res_proj norm w0 w1 w2 :=
-    mix_linears prefix part res_norm res_proj norm [w0; w1; w2].
+    map (fun row => rnd rd (total (zip3 (fun a u g =>
+      a * rnd norm_rd (rnd norm_rd (u * inv) * g)) row y norm))) w.
+  (* The weights of the head do as their own flag says, the others as the norm does. *)
+  Definition mix_linears (prefix part : Mat) (res_norm res_proj norm : Vec) (head ws : Stack)
+      (eps norm_eps : F) (rd head_rd : nat) : Stack :=
+    map (fun w => zipw (mixed_linear res_norm res_proj norm eps norm_eps rd head_rd w) prefix part) head
+      ++ map (fun w => zipw (mixed_linear res_norm res_proj norm eps norm_eps rd rd w) prefix part) ws.
+  Definition sem_MIX_LINEARS_3 prefix part res_norm res_proj norm w0 w1 w2 eps norm_eps rd :=
+    mix_linears prefix part res_norm res_proj norm [] [w0; w1; w2] eps norm_eps rd 0.
   Definition sem_MIX_LINEARS_4 prefix part res_norm res_proj norm w0 w1 w2 w3 :=
-    mix_linears prefix part res_norm res_proj norm [w0; w1; w2; w3].
-  Definition sem_MIX_LINEARS_6 prefix part res_norm res_proj norm w0 w1 w2 w3 w4 w5 :=
-    mix_linears prefix part res_norm res_proj norm [w0; w1; w2; w3; w4; w5].
+    mix_linears prefix part res_norm res_proj norm [w0] [w1; w2; w3].
+  Definition sem_MIX_LINEARS_6 prefix part res_norm res_proj norm w0 w1 w2 w3 w4 w5
+      eps norm_eps rd :=
+    mix_linears prefix part res_norm res_proj norm [] [w0; w1; w2; w3; w4; w5] eps norm_eps rd 0.
   Definition sem_PART (group : Stack) (index : nat) : Mat := nth index group [].
 
   (* -- short convolution ---------------------------------------------------------------------- *)
@@ -148,11 +162,12 @@ Section Semantics.
     (shift taps x, conv4 kernel (tap taps 0) (tap taps 1) (tap taps 2) x).
   Definition sem_SHORT_CONV (x kernel taps : Mat) : Mat := scan (conv_step kernel) taps x.
   Definition next_SHORT_CONV_taps (x kernel taps : Mat) : Mat := final (conv_step kernel) taps x.
-  Definition silu_conv_step (kernel taps : Mat) (x : Vec) : Mat * Vec :=
+  Definition silu_conv_step (rd : nat) (kernel taps : Mat) (x : Vec) : Mat * Vec :=
     (shift taps x,
-     map (fun y => y * sigmoid y) (conv4 kernel (tap taps 0) (tap taps 1) (tap taps 2) x)).
-  Definition sem_CONV_SILU (x kernel taps : Mat) : Mat := scan (silu_conv_step kernel) taps x.
-  Definition next_CONV_SILU_taps (x kernel taps : Mat) : Mat := final (silu_conv_step kernel) taps x.
+     map (fun y => rnd rd (y * sigmoid y)) (conv4 kernel (tap taps 0) (tap taps 1) (tap taps 2) x)).
+  Definition sem_CONV_SILU (x kernel taps : Mat) (rd : nat) : Mat := scan (silu_conv_step rd kernel) taps x.
+  Definition next_CONV_SILU_taps (x kernel taps : Mat) (rd : nat) : Mat :=
+    final (silu_conv_step rd kernel) taps x.
 
   (* -- Kimi delta attention ------------------------------------------------------------------- *)
 
@@ -164,67 +179,67 @@ Section Semantics.
     map (decay_row lb d a_log dt) f.
 
   (* The delta rule of one head: S decays, the value's prediction error goes in, q reads. *)
-  Definition delta (S : Mat) (q k v a : Vec) (b : F) : Mat * Vec :=
+  Definition delta (rd : nat) (S : Mat) (q k v a : Vec) (b : F) : Mat * Vec :=
     let kept := zipw (fun ai row => map (fmul ai) row) a S in
     let u := map (fmul b) (zipw fsub v (mix (length v) k kept)) in
     let S' := zipw (fun ki row => zipw (fun uj s => ki * uj + s) u row) k kept in
-    (S', mix (length v) q S').
+    (S', map (rnd rd) (mix (length v) q S')).
   (* A token of all heads: nested pairs ((((q, k), v), a), b), one a head. *)
   Definition head_of (d : nat) (q k v a b : Vec) :=
     zipw pair (zipw pair (zipw pair (zipw pair (chunks d q) (chunks d k)) (chunks d v)) (chunks d a)) b.
-  Definition kda_heads_step (S : list Mat) (heads : list (Vec * Vec * Vec * Vec * F)) :=
-    let done := zipw (fun s h => let '(q, k, v, a, b) := h in delta s q k v a b) S heads in
+  Definition kda_heads_step (rd : nat) (S : list Mat) (heads : list (Vec * Vec * Vec * Vec * F)) :=
+    let done := zipw (fun s h => let '(q, k, v, a, b) := h in delta rd s q k v a b) S heads in
     (map fst done, concat (map snd done)).
   Definition tokens5 (q k v a b : Mat) :=
     zipw pair (zipw pair (zipw pair (zipw pair q k) v) a) b.
-  Definition kda_token (d : nat) (S : list Mat) (token : Vec * Vec * Vec * Vec * Vec) :=
-    let '(q, k, v, a, b) := token in kda_heads_step S (head_of d q k v a b).
-  Definition sem_KDA_STEP (q k v a b : Mat) (s : Stack) (d : nat) : Mat :=
-    scan (kda_token d) s (tokens5 q k v a b).
-  Definition next_KDA_STEP_s (q k v a b : Mat) (s : Stack) (d : nat) : Stack :=
-    final (kda_token d) s (tokens5 q k v a b).
+  Definition kda_token (rd d : nat) (S : list Mat) (token : Vec * Vec * Vec * Vec * Vec) :=
+    let '(q, k, v, a, b) := token in kda_heads_step rd S (head_of d q k v a b).
+  Definition sem_KDA_STEP (q k v a b : Mat) (s : Stack) (rd d : nat) : Mat :=
+    scan (kda_token rd d) s (tokens5 q k v a b).
+  Definition next_KDA_STEP_s (q k v a b : Mat) (s : Stack) (rd d : nat) : Stack :=
+    final (kda_token rd d) s (tokens5 q k v a b).
 
   (* A head of the fused core: norms, scale, decay and write strength on the way in. *)
-  Definition core_head (l2_eps q_scale lb : F) (S : Mat)
+  Definition core_head (rd : nat) (l2_eps q_scale lb : F) (S : Mat)
       (h : Vec * Vec * Vec * Vec * F * F * Vec) : Mat * Vec :=
     let '(q, k, v, f, b, al, dt) := h in
     let qi := f1 / fsqrt (squares q + l2_eps) in
     let ki := f1 / fsqrt (squares k + l2_eps) in
-    delta S (map (fun x => x * qi * q_scale) q) (map (fun x => x * ki) k) v
+    delta rd S (map (fun x => x * qi * q_scale) q) (map (fun x => x * ki) k) v
       (zipw (fun x y => decay lb al x y) f dt) (sigmoid b).
-  Definition core_token (l2_eps q_scale lb : F) (d : nat) (a_log dt : Vec) (S : list Mat)
+  Definition core_token (rd : nat) (l2_eps q_scale lb : F) (d : nat) (a_log dt : Vec) (S : list Mat)
       (token : Vec * Vec * Vec * Vec * Vec) : list Mat * Vec :=
     let '(q, k, v, f, b) := token in
     let heads := zipw pair (zipw pair (head_of d q k v f b) a_log) (chunks d dt) in
-    let done := zipw (core_head l2_eps q_scale lb) S heads in
+    let done := zipw (core_head rd l2_eps q_scale lb) S heads in
     (map fst done, concat (map snd done)).
   Definition sem_KDA_CORE (q k v f b : Mat) (a_log dt : Vec) (s : Stack)
-      (l2_eps q_scale lb : F) (d : nat) : Mat :=
-    scan (core_token l2_eps q_scale lb d a_log dt) s (tokens5 q k v f b).
+      (l2_eps q_scale lb : F) (rd d : nat) : Mat :=
+    scan (core_token rd l2_eps q_scale lb d a_log dt) s (tokens5 q k v f b).
   Definition next_KDA_CORE_s (q k v f b : Mat) (a_log dt : Vec) (s : Stack)
-      (l2_eps q_scale lb : F) (d : nat) : Stack :=
-    final (core_token l2_eps q_scale lb d a_log dt) s (tokens5 q k v f b).
+      (l2_eps q_scale lb : F) (rd d : nat) : Stack :=
+    final (core_token rd l2_eps q_scale lb d a_log dt) s (tokens5 q k v f b).
 
   (* All of a layer's heads behind its linears, a token at a time: three convolutions, the decay's
      second linear, the core and the gated norm of each head. *)
   Definition heads_state : Type := (Mat * Mat * Mat * list Mat).
   Definition kda_all_step (cq ck cv f_b : Mat) (a_log dt o_norm : Vec) (l2_eps q_scale lb eps : F)
-      (d : nat) (state : heads_state) (token : Vec * Vec * Vec * Vec * Vec * Vec)
+      (rd d : nat) (state : heads_state) (token : Vec * Vec * Vec * Vec * Vec * Vec)
       : heads_state * Vec :=
     let '(tq, tk, tv, s) := state in let '(q, k, v, f, b, g) := token in
-    let conv kernel taps x := map (fun y => y * sigmoid y)
+    let conv kernel taps x := map (fun y => rnd rd (y * sigmoid y))
       (conv4 kernel (tap taps 0) (tap taps 1) (tap taps 2) x) in
     let heads := zipw pair (zipw pair
-        (head_of d (conv cq tq q) (conv ck tk k) (conv cv tv v) (map (fun row => dot row f) f_b) b)
+        (head_of d (conv cq tq q) (conv ck tk k) (conv cv tv v) (map (fun row => rnd rd (dot row f)) f_b) b)
       a_log) (chunks d dt) in
-    let done := zipw (core_head l2_eps q_scale lb) s heads in
+    let done := zipw (core_head rd l2_eps q_scale lb) s heads in
     ((shift tq q, shift tk k, shift tv v, map fst done),
-     concat (zipw (gated_norm o_norm eps) (map snd done) (chunks d g))).
+     concat (zipw (gated_norm rd o_norm eps) (map snd done) (chunks d g))).
   Definition tokens6 (q k v f b g : Mat) := zipw pair (tokens5 q k v f b) g.
   Section Heads.
     Variables (q k v f b gate cq ck cv f_b : Mat) (a_log dt o_norm : Vec).
-    Variables (taps_q taps_k taps_v : Mat) (s : Stack) (l2_eps q_scale lb eps : F) (d : nat).
-    Let step := kda_all_step cq ck cv f_b a_log dt o_norm l2_eps q_scale lb eps d.
+    Variables (taps_q taps_k taps_v : Mat) (s : Stack) (l2_eps q_scale lb eps : F) (rd d : nat).
+    Let step := kda_all_step cq ck cv f_b a_log dt o_norm l2_eps q_scale lb eps rd d.
     Let start : heads_state := (taps_q, taps_k, taps_v, s).
     Let last : heads_state := final step start (tokens6 q k v f b gate).
     Definition sem_KDA_HEADS : Mat := scan step start (tokens6 q k v f b gate).
@@ -237,31 +252,33 @@ Section Semantics.
   (* -- latent attention ----------------------------------------------------------------------- *)
 
   (* One head: the query's own part through the key half of kv_b, then its shared part as it is. *)
-  Definition query (nope latent : nat) (q : Vec) (w : Mat) : Vec :=
-    mix latent (firstn nope q) (firstn nope w) ++ skipn nope q.
-  Definition sem_MLA_QLAT (q kv_b : Mat) (nope rope latent v : nat) : Mat :=
-    map (fun row => concat (zipw (query nope latent)
+  Definition query (rd nope latent : nat) (q : Vec) (w : Mat) : Vec :=
+    map (rnd rd) (mix latent (firstn nope q) (firstn nope w)) ++ skipn nope q.
+  Definition sem_MLA_QLAT (q kv_b : Mat) (nope rope latent v rd : nat) : Mat :=
+    map (fun row => concat (zipw (query rd nope latent)
       (chunks (nope + rope) row) (chunks (nope + v) kv_b))) q.
   (* The cache has a row a position, this step's tokens last: a token sees up to its own. *)
   Definition seen (cache : Mat) (t : nat) : Mat := firstn (length cache - n_tokens + t + 1) cache.
-  Definition attend (latent : nat) (scale : F) (rows : Mat) (q : Vec) : Vec :=
+  Definition attend (rd latent : nat) (scale : F) (rows : Mat) (q : Vec) : Vec :=
     let e := weights (map (fun c => dot q c * scale) rows) in
-    map (fun o => o / total e) (mix latent e (map (firstn latent) rows)).
-  Definition sem_MLA_ATTEND (q cache : Mat) (latent rope : nat) (scale : F) : Mat :=
-    mapi (fun t row => concat (map (attend latent scale (seen cache t)) (chunks (latent + rope) row))) q.
-  Definition sem_MLA_HEADS (q kv_b cache gate : Mat) (nope rope latent v : nat) (scale : F) : Mat :=
+    map (fun o => rnd rd (o / total e)) (mix latent e (map (firstn latent) rows)).
+  Definition sem_MLA_ATTEND (q cache : Mat) (latent rope : nat) (scale : F) (rd : nat) : Mat :=
+    mapi (fun t row => concat (map (attend rd latent scale (seen cache t)) (chunks (latent + rope) row))) q.
+  Definition sem_MLA_HEADS (q kv_b cache gate : Mat) (nope rope latent v : nat) (scale : F)
+      (rd : nat) : Mat :=
     mapi (fun t qg => concat (zipw (fun qw gh =>
-        let ctx := attend latent scale (seen cache t) (query nope latent (fst qw) (snd qw)) in
-        zipw (fun wr s => dot wr ctx * sigmoid s) (skipn nope (snd qw)) gh)
+        let ctx := attend rd latent scale (seen cache t) (query rd nope latent (fst qw) (snd qw)) in
+        zipw (fun wr s => rnd rd (rnd rd (dot wr ctx) * rnd rd (sigmoid s))) (skipn nope (snd qw)) gh)
       (zipw pair (chunks (nope + rope) (fst qg)) (chunks (nope + v) kv_b)) (chunks v (snd qg))))
       (zipw pair q gate).
-  Definition sem_MLA_UV (ctx kv_b : Mat) (nope v latent : nat) : Mat :=
-    map (fun row => concat (zipw (fun c w => matvec (skipn nope w) c)
+  Definition sem_MLA_UV (ctx kv_b : Mat) (nope v latent rd : nat) : Mat :=
+    map (fun row => concat (zipw (fun c w => matvec rd (skipn nope w) c)
       (chunks latent row) (chunks (nope + v) kv_b))) ctx.
-  Definition sem_MLA_OUT_GATE (o gate : Mat) : Mat := zipw (zipw (fun a g => a * sigmoid g)) o gate.
-  Definition sem_MLA_UV_GATE (ctx kv_b gate : Mat) (nope v latent : nat) : Mat :=
+  Definition sem_MLA_OUT_GATE (o gate : Mat) (rd : nat) : Mat :=
+    zipw (zipw (fun a g => rnd rd (a * rnd rd (sigmoid g)))) o gate.
+  Definition sem_MLA_UV_GATE (ctx kv_b gate : Mat) (nope v latent rd : nat) : Mat :=
     zipw (fun row g => concat (zipw (fun cw gh =>
-        zipw (fun wr s => dot wr (fst cw) * sigmoid s) (skipn nope (snd cw)) gh)
+        zipw (fun wr s => rnd rd (rnd rd (dot wr (fst cw)) * rnd rd (sigmoid s))) (skipn nope (snd cw)) gh)
       (zipw pair (chunks latent row) (chunks (nope + v) kv_b)) (chunks v g))) ctx gate.
 
   (* -- mixture of experts --------------------------------------------------------------------- *)
@@ -279,28 +296,28 @@ Section Semantics.
   Definition sem_ROUTER_TOPK (scores : Mat) (bias : Vec) (k : nat) (scale : F) : Route :=
     map (fun s => map (fun i => (i, route_weight scale s (chosen k s bias) i)) (chosen k s bias)) scores.
 
-  Definition sem_MOE_UP_MXFP4 (z : Mat) (route : Route) (w : Stack) (top_k : nat) : Mat :=
-    zipw (fun row r => concat (map (fun e => matvec (nth (fst e) w []) row) r)) z route.
+  Definition sem_MOE_UP_MXFP4 (z : Mat) (route : Route) (w : Stack) (top_k rd : nat) : Mat :=
+    zipw (fun row r => concat (map (fun e => matvec rd (nth (fst e) w []) row) r)) z route.
   Definition sem_MOE_GLU_MXFP4 (z : Mat) (route : Route) (w1 w3 : Stack) (top_k : nat)
-      (beta linear : F) : Mat :=
+      (beta linear : F) (rd : nat) : Mat :=
     zipw (fun row r => concat (map (fun e =>
-      zipw (fun g u => situ beta linear (dot g row) (dot u row)) (nth (fst e) w1 []) (nth (fst e) w3 []))
+      zipw (fun g u => glu rd beta linear g u row) (nth (fst e) w1 []) (nth (fst e) w3 []))
       r)) z route.
 
   Definition sem_MOE_GLU_TOPK (z scores : Mat) (bias : Vec) (w1 w3 : Stack) (top_k : nat)
-      (beta linear : F) : Mat :=
+      (beta linear : F) (rd : nat) : Mat :=
     zipw (fun row s => concat (map (fun e =>
-      zipw (fun g u => situ beta linear (dot g row) (dot u row)) (nth e w1 []) (nth e w3 []))
+      zipw (fun g u => glu rd beta linear g u row) (nth e w1 []) (nth e w3 []))
       (chosen top_k s bias))) z scores.
 
   (* x has top_k runs, one an expert; a rank holds its share of each run and of w2's columns. *)
   Definition expert (r : nat) (w2 : Stack) (id : nat) (weight : F) (x : Vec) : Vec :=
     map (fun wr => weight * dot (share r wr) (share r x)) (nth id w2 []).
-  Definition sem_MOE_DOWN_MXFP4 (x : Mat) (route : Route) (w2 : Stack) (top_k : nat) : Stack :=
+  Definition sem_MOE_DOWN_MXFP4 (x : Mat) (route : Route) (w2 : Stack) (top_k x_bf16 : nat) : Stack :=
     map (fun r => zipw (fun row rt => vsum 0 (zipw (fun slot e => expert r w2 (fst e) (snd e) slot)
       (chunks (length row / top_k) row) rt)) x route) (seq 0 ranks).
   Definition sem_MOE_DOWN_TOPK (x scores : Mat) (bias : Vec) (w2 : Stack) (top_k : nat) (scale : F)
-      : Stack :=
+      (x_bf16 : nat) : Stack :=
     map (fun r => zipw (fun row s =>
       let ids := chosen top_k s bias in
       let sum := total (map (fun j => sigmoid (nth j s f0)) ids) + ftiny in
@@ -313,13 +330,15 @@ Section Semantics.
     match terms with [] => [] | x :: l => fold_left (zipw (zipw fadd)) l x end.
   Definition join_ranks (shards : Stack) : Mat :=
     match shards with [] => [] | x :: l => fold_left (zipw (@app F)) l x end.
-  Definition sem_ALL_REDUCE : Stack -> Mat := sum_ranks.
+  Definition sem_ALL_REDUCE (x : Stack) (rd : nat) : Mat := map (map (rnd rd)) (sum_ranks x).
   Definition sem_ALL_GATHER : Stack -> Mat := join_ranks.
-  Definition sem_ALL_REDUCE_ADD (residual : Mat) (x : Stack) : Mat :=
-    zipw (zipw fadd) residual (sum_ranks x).
-  Definition sem_REDUCE_GATHER (up x : Stack) : Mat := zipw (zipw fadd) (join_ranks up) (sum_ranks x).
-  Definition sem_REDUCE_GATHER_ADD (residual : Mat) (up x : Stack) : Mat :=
-    zipw (fun r p => zipw (fun v q => v + (fst q + snd q)) r (zipw pair (fst p) (snd p)))
+  Definition sem_ALL_REDUCE_ADD (residual : Mat) (x : Stack) (rd : nat) : Mat :=
+    zipw (zipw (fun r v => rnd rd (r + rnd rd v))) residual (sum_ranks x).
+  Definition sem_REDUCE_GATHER (up x : Stack) (rd : nat) : Mat :=
+    zipw (zipw (fun u v => rnd rd (u + rnd rd v))) (join_ranks up) (sum_ranks x).
+  Definition sem_REDUCE_GATHER_ADD (residual : Mat) (up x : Stack) (rd : nat) : Mat :=
+    zipw (fun r p =>
+        zipw (fun v q => rnd rd (v + rnd rd (fst q + rnd rd (snd q)))) r (zipw pair (fst p) (snd p)))
       residual (zipw pair (join_ranks up) (sum_ranks x)).
 
   (* -- sizes: what the compiler has checked of every graph it makes ----------------------------- *)

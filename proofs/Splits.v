@@ -74,7 +74,7 @@ Qed.
 
 (* A column-parallel product: the ranks' rows one after the other are the product's rows. *)
 Theorem column_parallel : forall (A : Arith) (ws : Stack) (x : Vec),
-  matvec (concat ws) x = concat (map (fun w => matvec w x) ws).
+  matvec 0 (concat ws) x = concat (map (fun w => matvec 0 w x) ws).
 Proof. intros. unfold matvec. induction ws; simpl; auto. now rewrite map_app, IHws. Qed.
 
 (* Eight blocks, each by itself, added by the tree, are the product: row-parallel axes, norm squares. *)
@@ -230,7 +230,7 @@ Section Absorbed.
   Proof. intros. apply mix_length. eapply Forall_impl; [|exact H]. cbv beta. intros. lia. Qed.
 
   Lemma dot_mix : forall w ks rows (c : Vec), wide w rows ->
-    dot (mix w ks rows) c = dot ks (matvec rows c).
+    dot (mix w ks rows) c = dot ks (matvec 0 rows c).
   Proof.
     intros w ks rows c H. revert ks. induction H; intros ks.
     - unfold mix. rewrite zipw_nil_r. simpl. rewrite dot_zeros. unfold dot. now rewrite zipw_nil_r.
@@ -258,30 +258,30 @@ End Absorbed.
    meets the latent as the query itself meets the expanded key. *)
 Theorem absorbed_scores : forall (A : Arith) nope latent (q : Vec) (w : Mat) (c shared : Vec),
   wide latent w -> length c = latent -> nope <= length q -> nope <= length w ->
-  dot (query nope latent q w) (c ++ shared)
-  = dot (firstn nope q ++ skipn nope q) (matvec (firstn nope w) c ++ shared).
+  dot (query 0 nope latent q w) (c ++ shared)
+  = dot (firstn nope q ++ skipn nope q) (matvec 0 (firstn nope w) c ++ shared).
 Proof.
   intros A nope latent q w c shared H L Hq Hw.
   assert (W : wide latent (firstn nope w)).
   { unfold wide in *. rewrite <- (firstn_skipn nope w) in H. apply Forall_app in H. tauto. }
-  unfold query. rewrite dot_app by (rewrite mix_full; auto).
+  unfold query. rewrite (map_ext (rnd 0) (fun x => x)), map_id by reflexivity. rewrite dot_app by (rewrite mix_full; auto).
   rewrite dot_app by (unfold matvec; rewrite map_length, !firstn_length; lia). now rewrite dot_mix.
 Qed.
 
 (* Values: the value half of kv_b of the mixed latents is the mix of the expanded values. *)
 Theorem absorbed_values : forall (A : Arith) latent (w : Mat) (e : Vec) (cs : Mat),
-  wide latent cs -> matvec w (mix latent e cs) = mix (length w) e (map (matvec w) cs).
+  wide latent cs -> matvec 0 w (mix latent e cs) = mix (length w) e (map (matvec 0 w) cs).
 Proof.
   intros A latent w e cs H.
-  assert (Zeros : matvec w (repeat f0 latent) = repeat f0 (length w)).
+  assert (Zeros : matvec 0 w (repeat f0 latent) = repeat f0 (length w)).
   { unfold matvec. induction w as [|r w IH]; cbn [map length repeat]; auto.
     now rewrite dot_zeros_r, IH. }
   revert e. induction H as [|x l Hx Hl IH]; intros e.
   - unfold mix. rewrite zipw_nil_r. simpl map. rewrite zipw_nil_r. exact Zeros.
   - destruct e as [|k e]; [exact Zeros|].
     change (mix latent (k :: e) (x :: l)) with (vadd (map (fmul k) x) (mix latent e l)).
-    cbn [map]. change (mix (length w) (k :: e) (matvec w x :: map (matvec w) l))
-      with (vadd (map (fmul k) (matvec w x)) (mix (length w) e (map (matvec w) l))).
+    cbn [map]. change (mix (length w) (k :: e) (matvec 0 w x :: map (matvec 0 w) l))
+      with (vadd (map (fmul k) (matvec 0 w x)) (mix (length w) e (map (matvec 0 w) l))).
     rewrite <- IH. assert (L : length (map (fmul k) x) = length (mix latent e l)).
     { rewrite map_length, mix_full; auto. }
     clear - L. unfold matvec. induction w as [|r w IHw]; cbn [map vadd]; auto.

@@ -37,6 +37,7 @@ class Options:
     ctx: int | None = None
     without: tuple[str, ...] = ()
     phases: tuple[str, ...] = PHASES
+    numerics: str = "f32"
     eps: Mapping[str, float] = field(default_factory=dict)
 
 
@@ -84,6 +85,7 @@ def run(options: Options) -> Result:
         ctx=min(DEFAULT_CONTEXT, limit) if options.ctx is None else options.ctx,
         without=options.without,
         phases=options.phases,
+        numerics=options.numerics,
         inputs=inputs,
         checkpoint_identity=identity,
     )
@@ -152,7 +154,8 @@ def summary_lines(result: Result) -> Iterator[str]:
     """Yield what a person reads."""
     plan, params = result.plan, result.plan.params
     yield (
-        f"plan {result.output}: {params['target']}, tp {params['tp']}, "
+        f"plan {result.output}: {params['target']}, {params['numerics']['mode']}, "
+        f"tp {params['tp']}, "
         f"{params['workgroups']} workgroups, batch {params['batch']}, chunk {params['chunk']}, "
         f"ctx {params['ctx']}, {len(plan.tensors)} tensors"
     )
@@ -239,6 +242,7 @@ def parse_eps(values: tuple[str, ...]) -> dict[str, float]:
     type=click.Choice(PHASES),
     help="Compile this phase alone. Default: both, which a run needs.",
 )
+@common.numerics()
 @click.option("--without", multiple=True, metavar="RULE", help="Switch a rewrite rule off.")
 @click.option("--eps", multiple=True, metavar="SITE=VALUE", help="Replace one norm's epsilon.")
 @click.option("--explain", is_flag=True, help="Say which rules made which ops.")
@@ -253,6 +257,7 @@ def command(
     batch: int,
     ctx: int | None,
     phase: tuple[str, ...],
+    numerics: str,
     without: tuple[str, ...],
     eps: tuple[str, ...],
     explain: bool,
@@ -271,7 +276,8 @@ def command(
     overrides = parse_eps(eps)
     phases = phase or PHASES
     options = Options(
-        source, output, tp, target, workgroups, chunk, batch, ctx, without, phases, overrides
+        source, output, tp, target, workgroups, chunk, batch, ctx, without, phases, numerics,
+        overrides,
     )
     result = run(options)
     if as_json:

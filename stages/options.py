@@ -6,6 +6,8 @@ from typing import Any
 
 import click
 
+from k3tool.model.graph import MODES
+
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 PATH = click.Path(path_type=Path)
@@ -38,6 +40,18 @@ def tp(*, required: bool = False, default: int | None = None) -> Decorator:
         show_default=default is not None,
         metavar="N",
         help="Tensor-parallel degree: 1, 2, 4 or 8, where the model's shape allows it.",
+    )
+
+
+def numerics(default: str | None = "f32") -> Decorator:
+    """Return `--numerics`, the mode of the arithmetic contract; None: what a given program says."""
+    return click.option(
+        "--numerics",
+        type=click.Choice(MODES),
+        default=default,
+        show_default=default is not None,
+        help="What activations are between ops: binary32, or rounded to bf16 where the released "
+        "model rounds." + ("" if default else " Default: f32, or what --isa or --plan says."),
     )
 
 

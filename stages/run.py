@@ -124,6 +124,7 @@ _POSITIVE = click.IntRange(min=1)
               help=f"Positions to compile for. Default: {DEFAULT_CONTEXT}, or what the run needs.")
 @click.option("--workgroups", type=_POSITIVE,
               help=f"Workgroups of the program. Default: {get_target('cpu').workgroups}.")
+@common.numerics(default=None)
 @click.option("--leaves", type=click.Choice(LEAVES), default="auto", show_default=True,
               help="Instruction set of the op bodies; the bits are the same.")  # fmt: skip
 @click.option("--prefill", type=click.Choice(["prefill", "decode"]), default="prefill",

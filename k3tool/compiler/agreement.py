@@ -2,7 +2,7 @@
 
 Theorems are about the first, the falsifier refutes by the second, and both were written by hand. At
 drawn sizes and values Coq computes every op, on fractions, and so does Python; the numbers have to
-be the same, and so has the shape. exp, tanh and sqrt are functions that nothing is assumed about:
+be the same, and so has the shape. Of exp, tanh, sqrt and rounding nothing is assumed:
 here they scramble their argument, so that an argument that differs at all shows.
 
 Coq's numbers are committed (`proofs/meanings.json`, written by `make prove`, computed again by
@@ -31,8 +31,8 @@ RECORD = PROOFS / "meanings.json"
 DEFINITIONS = ("Arith.v", "Lists.v", "Semantics.v")
 DEFINED = re.compile(r"^ *Definition (sem|next)_(\w+)", re.MULTILINE)
 
-# How exp, tanh and sqrt scramble a fraction n/d: ((a n + b d) mod 1009 + 1) / 97, never 0.
-_SCRAMBLE = {"exp": (3, 5), "tanh": (7, 11), "sqrt": (13, 17)}
+# How functions scramble a fraction n/d: ((a n + b d) mod 1009 + 1) / 97, never 0.
+_SCRAMBLE = {"exp": (3, 5), "tanh": (7, 11), "sqrt": (13, 17), "round": (19, 23)}
 _TINY = Fraction(1, 1000)
 
 
@@ -44,9 +44,15 @@ class Draw(NamedTuple):
     ranks: int
     positions: int
     head_only: int
+    flags: tuple[int, int]  # an op's first and second
 
 
-DRAWS = (Draw(3, 1, 2, 5, 1), Draw(2, 1, 3, 2, 0), Draw(2, 0, 2, 3, 1), Draw(1, 0, 2, 4, 0))
+DRAWS = (
+    Draw(3, 1, 2, 5, 1, (1, 1)),
+    Draw(2, 1, 3, 2, 0, (1, 0)),
+    Draw(2, 0, 2, 3, 1, (0, 1)),
+    Draw(1, 0, 2, 4, 0, (0, 0)),
+)
 
 
 class Instance(NamedTuple):
@@ -77,8 +83,8 @@ def python_value(
     draw = DRAWS[made.draw]
     scramble = {name: _scramble(*by) for name, by in _SCRAMBLE.items()}
     numbers = algebra(
-        scramble["exp"], scramble["tanh"], scramble["sqrt"], _larger, _choose(scramble["exp"]),
-        _TINY, draw.ranks, draw.head_from,
+        scramble["exp"], scramble["tanh"], scramble["sqrt"], scramble["round"], _larger,
+        _choose(scramble["exp"]),        _TINY, draw.ranks, draw.head_from,
     )  # fmt: skip
     result = meaning(numbers, *made.operands, *made.attrs)
     parts = result if UPDATES.get(made.op) else (result,)
@@ -287,6 +293,7 @@ class _Dice(NamedTuple):
         """Return a size for every letter and attribute of an op, mostly different ones."""
         sizes = {**_COUNTS, "tp": self.draw.ranks, "head_only": self.draw.head_only}
         axes = [axis for operand in input_operands(op) for axis in operand_axes(op, operand)]
+        sizes |= dict(zip(SPECS[op].flags, self.draw.flags, strict=False))
         letters = [letter for axis in axes for letter in letters_of(axis)]
         for letter in dict.fromkeys([*letters, *attr_names(op)]):
             sizes.setdefault(letter, self.rng.choice((2, 3)))

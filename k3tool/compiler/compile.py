@@ -9,7 +9,7 @@ from k3tool.compiler.dag import Dag, packet_dag
 from k3tool.compiler.egraph import saturate
 from k3tool.compiler.extract import Extracted, extract
 from k3tool.compiler.handles import Handles
-from k3tool.compiler.plan import NUMERICS_MODE, NUMERICS_VERSION, PHASES, Fired, Phase, Plan
+from k3tool.compiler.plan import NUMERICS_VERSION, PHASES, Fired, Phase, Plan
 from k3tool.compiler.prices import Costs
 from k3tool.compiler.rules import rules_without
 from k3tool.compiler.schedule import Layout, build_phase, runs_of
@@ -17,7 +17,7 @@ from k3tool.compiler.theorems import read_stamp, require_theorems
 from k3tool.errors import UsageError
 from k3tool.isa.table import PAGE_TOKENS
 from k3tool.model.config import K3Config
-from k3tool.model.graph import build_graph
+from k3tool.model.graph import MODES, build_graph
 from k3tool.model.nodes import Graph, Leaf
 from k3tool.targets import check_layout, get_target
 
@@ -34,6 +34,7 @@ class PlanOptions:
     ctx: int  # positions a sequence may reach
     without: tuple[str, ...] = ()  # rules that may not fire
     phases: tuple[str, ...] = PHASES
+    numerics: str = "f32"  # mode of the arithmetic contract: one of MODES
 
     @property
     def pages(self) -> int:
@@ -52,6 +53,7 @@ def compile_plan(
     ctx: int,
     without: Sequence[str] = (),
     phases: Sequence[str] = PHASES,
+    numerics: str = "f32",
     inputs: Sequence[InputRef] = (),
     checkpoint_identity: str = "",
     stamp: Mapping[str, str] | None = None,
@@ -60,17 +62,19 @@ def compile_plan(
 
     `inputs` and `checkpoint_identity` say what the config came with; a plan made from a config
     alone has neither. `phases` are those to compile. `ctx` is rounded up to whole pages where the
-    model's limit allows it. `stamp` holds the proved theorems' hashes, by default this build's.
+    model's limit allows it. `numerics` is what activations are between ops. `stamp` holds the
+    proved theorems' hashes, by default this build's.
     Raises: UsageError naming an option that does not fit the model; ArtifactError naming a rule
     that has no proved theorem.
     """
     options = PlanOptions(
-        tp, target, workgroups, chunk, batch, ctx, tuple(sorted(set(without))), tuple(phases)
-    )
+        tp, target, workgroups, chunk, batch, ctx, tuple(sorted(set(without))), tuple(phases),
+        numerics,
+    )  # fmt: skip
     _check_options(config, options)
     rules = rules_without(options.without)
     theorems = require_theorems(rules, read_stamp() if stamp is None else stamp)
-    built = build_graph(config, tp)
+    built = build_graph(config, tp, numerics)
     saturated = saturate(built, rules)
     tokens = {"decode": batch, "prefill": chunk}
     costs = Costs.of(get_target(target), workgroups)
@@ -127,7 +131,7 @@ def _params(config: K3Config, options: PlanOptions) -> dict[str, Any]:
         "batch": options.batch,
         "ctx": min(options.pages * PAGE_TOKENS, config.max_position_embeddings),
         "pages_per_slot": options.pages,
-        "numerics": {"mode": NUMERICS_MODE, "version": NUMERICS_VERSION},
+        "numerics": {"mode": options.numerics, "version": NUMERICS_VERSION},
         "eps": dict(sorted(config.eps.items())),
         "rules_off": list(options.without),
         "config": dict(config.config_dict),
@@ -136,6 +140,8 @@ def _params(config: K3Config, options: PlanOptions) -> dict[str, Any]:
 
 def _check_options(config: K3Config, options: PlanOptions) -> None:
     config.check_tp(options.tp)
+    if options.numerics not in MODES:
+        raise UsageError("--numerics", got=options.numerics, need=" or ".join(MODES))
     for name in ("workgroups", "chunk", "batch", "ctx"):
         check_layout(name, getattr(options, name))
     limit = config.max_position_embeddings

@@ -72,10 +72,11 @@ def symbols(name: str, shape: Sequence[int]) -> Any:
 def algebra() -> Algebra:
     """Return the algebra in which functions are uninterpreted."""
     real = z3.RealSort()
-    one = {name: z3.Function(name, real, real) for name in ("exp", "tanh", "sqrt")}
+    one = {name: z3.Function(name, real, real) for name in ("exp", "tanh", "sqrt", "round")}
     larger = z3.Function("larger", real, real, real)
     choose = _Choice().ids
-    return Algebra(one["exp"], one["tanh"], one["sqrt"], larger, choose, z3.Real("tiny"), RANKS)
+    functions = (one["exp"], one["tanh"], one["sqrt"], one["round"])
+    return Algebra(*functions, larger, choose, z3.Real("tiny"), RANKS)
 
 
 def function(name: str) -> Any:

@@ -20,9 +20,9 @@ from k3tool.errors import K3Error
 from k3tool.isa.columns import spec_of
 from k3tool.isa.table import Op, OpSpec
 from k3tool.model.config import K3Config
-from k3tool.model.graph import build_graph, weight_table
+from k3tool.model.graph import MODES, build_graph, weight_table
 from k3tool.model.nodes import Graph, Leaf
-from k3tool.model.operators import attr_names, input_operands
+from k3tool.model.operators import attr_names, input_operands, record_attrs
 
 # By the op of a right side: what it was made from, and the right side itself.
 _MADE_BY: dict[Op | Leaf, list[tuple[Term, Term]]] = {}
@@ -42,9 +42,21 @@ def model_of(params: Mapping[str, Any]) -> K3Config | None:
     return K3Config.from_dict(params["config"], "the recorded config", params.get("eps"))
 
 
-def check_meaning(c: Ordering, config: K3Config, tp: int) -> tuple[str, list[str]]:
-    """Compare one phase's records with the graph of the model."""
-    reader = _Reader(c.tensors, build_graph(config, tp))
+def mode_of(params: Mapping[str, Any]) -> str:
+    """Return the arithmetic mode that a plan or stream says it was compiled for.
+
+    Raises: K3Error where it says none that this build knows.
+    """
+    numerics = params.get("numerics")
+    found = numerics.get("mode") if isinstance(numerics, Mapping) else None
+    if found not in MODES:
+        raise K3Error("the recorded numerics", got=found, need=" or ".join(MODES))
+    return str(found)
+
+
+def check_meaning(c: Ordering, config: K3Config, tp: int, mode: str) -> tuple[str, list[str]]:
+    """Compare one phase's records with the graph of the model, rounding points included."""
+    reader = _Reader(c.tensors, build_graph(config, tp, mode))
     partial: dict[int, int] = {}  # node that is a part -> the row that made it
     maker: dict[int, int] = {}  # value of the model -> the row that made it
     for index, row in enumerate(c.rows):
@@ -112,7 +124,7 @@ class _Reader:
                 return [], found
             inputs[operand.name] = found
         try:
-            made = self._results(spec, inputs, _attrs(spec, row))
+            made = self._results(spec, inputs, record_attrs(spec, row))
             meanings = [self._unfold(node) for node in made]
         except K3Error as error:
             return [], f"{error.object.removeprefix('?: ')} is {error.got}, need {error.need}"
@@ -266,11 +278,5 @@ class _Reader:
             for operand in spec.operands
             if operand.role != "out"
         ]
-        words += [f"{name}={value}" for name, value in _attrs(spec, row).items()]
+        words += [f"{name}={value}" for name, value in record_attrs(spec, row).items()]
         return " ".join([spec.name, *words])
-
-
-def _attrs(spec: OpSpec, row: Any) -> dict[str, int]:
-    """Return a node's attributes from a record: parameters, and a head's size, a unit's columns."""
-    words = dict(zip((p.name for p in spec.params), row["params"].tolist(), strict=False))
-    return {name: words.get(name, int(row["unit_cols"])) for name in attr_names(spec.op)}

@@ -25,7 +25,7 @@ from k3tool.isa.table import NO_HANDLE, SPECS, Op, isa_hash
 __all__ = ["GATE", "PACKET_DTYPE", "PHASES", "WAIT_DTYPE"]  # re-exported
 
 PLAN_SCHEMA = 2
-NUMERICS_MODE, NUMERICS_VERSION = "f32", 1
+NUMERICS_VERSION = 1
 
 Records = npt.NDArray[Any]
 

@@ -16,7 +16,7 @@ from k3tool.compiler.plan import Tensor
 from k3tool.errors import K3Error
 from k3tool.isa.columns import PACKET_DIGEST, spec_of
 from k3tool.isa.table import Op, Operand, OpSpec
-from k3tool.model.operators import attr_names, input_operands, params_of, solve_sizes, units_of
+from k3tool.model.operators import input_operands, params_of, record_attrs, solve_sizes, units_of
 
 _WEIGHT_DTYPES = {"weight": ("bf16", "f32"), "experts": ("mxfp4",)}
 
@@ -68,8 +68,7 @@ def _row_faults(
     if any(handle >= len(tensors) for handle in handles.values()):
         return  # the order check names it
     shapes = _local_shapes(spec, handles, tensors)
-    words = dict(zip((p.name for p in spec.params), row["params"].tolist(), strict=False))
-    attrs = {name: words.get(name, int(row["unit_cols"])) for name in attr_names(spec.op)}
+    attrs = record_attrs(spec, row)
     key = (spec.op, tuple(sorted(shapes.items())), tuple(sorted(attrs.items())), tp, max_tokens)
     solved = _solve(*key)
     if isinstance(solved, str):

@@ -35,6 +35,7 @@ from k3tool.isa.columns import PACKET_DIGEST, PACKET_REARM
 from k3tool.isa.table import N_HANDLES, NO_HANDLE, SPECS, Op
 from k3tool.model.nodes import Graph, Leaf
 from k3tool.model.operators import (
+    flags_of,
     input_operands,
     params_of,
     result_widths,
@@ -121,6 +122,7 @@ class _Phase:
             )
             words = params_of(packet.op, packet.attrs, sizes, layout.tp)
             row["params"][: len(words)] = words
+            row["flags"] = flags_of(packet.op, packet.attrs)
             row["grain"] = spec.grain
             row["n_slices"] = n_slices(int(row["n_units"]), spec.grain, layout.workgroups)
             # Of a group the members that are a rank's own are left out when the digest is made.

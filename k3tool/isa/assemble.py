@@ -94,7 +94,7 @@ def _packet(
         match key:
             case "flags":
                 for name in value.split("+"):
-                    row["flags"] |= _flag(name, at)
+                    row["flags"] |= _flag(spec, name, at)
             case "grain":
                 row["grain"] = _number(value, at)
             case "arrivals":
@@ -163,10 +163,11 @@ def _counter(text: str, at: str) -> int:
     return number | GATE if text[0] == "g" else number
 
 
-def _flag(name: str, at: str) -> int:
-    if name not in _FLAGS:
-        _refuse(f"{at}: flags", name, " or ".join(_FLAGS))
-    return _FLAGS[name]
+def _flag(spec: OpSpec, name: str, at: str) -> int:
+    bits = _FLAGS | {own: spec.flag(own) for own in spec.flags}
+    if name not in bits:
+        _refuse(f"{at}: flags", name, " or ".join(bits))
+    return bits[name]
 
 
 def _number(text: str, at: str) -> int:

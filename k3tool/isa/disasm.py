@@ -108,7 +108,7 @@ def _tail(listing: Listing, index: int) -> str:
         f"{counter_text(int(counter))}>={threshold}"
         for counter, threshold in listing.waits[index].tolist()
     )
-    flags = [name for bit, name in _FLAGS.items() if int(listing.rows["flags"][index]) & bit]
+    flags = flag_names(int(listing.rows["op"][index]), int(listing.rows["flags"][index]))
     shown = f" flags={'+'.join(flags)}" if flags else ""
     signal = f" signal={counter_text(int(listing.signals[index]))}"
     return f" wait=[{waits}]{signal}{shown}{_unusual(listing, index)}"
@@ -123,6 +123,14 @@ def _unusual(listing: Listing, index: int) -> str:
     grain = "" if row["grain"] == spec.grain else f" grain={row['grain']}"
     usual = row["threshold"] == listing.usual_arrivals[index]
     return grain + ("" if usual else f" arrivals={row['threshold']}")
+
+
+def flag_names(op: int, flags: int) -> list[str]:
+    """Return the names of a record's flags: the schedule's, then the op's own."""
+    spec = spec_of(op)
+    assert spec is not None, op
+    own = [name for name, is_set in spec.flag_values(flags).items() if is_set]
+    return [name for bit, name in _FLAGS.items() if flags & bit] + own
 
 
 def counter_text(counter: int) -> str:

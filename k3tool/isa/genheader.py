@@ -35,6 +35,8 @@ def _op_lines(spec: table.OpSpec) -> list[str]:
     for index, param in enumerate(spec.params):
         name = f"K3_{spec.name}_{param.name.upper()}"
         lines.append(f"#define {name} {index} /* param: {param.kind}, {param.unit} */")
+    bits = {f"K3_{spec.name}_{name.upper()}": spec.flag(name) for name in spec.flags}
+    lines += [f"#define {name} {bit}u /* flag */" for name, bit in bits.items()]
     return lines
 
 

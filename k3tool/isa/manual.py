@@ -39,6 +39,7 @@ def _op_data(spec: OpSpec) -> dict[str, Any]:
             {"word": spec.word(p.name), "name": p.name, "kind": p.kind, "unit": p.unit}
             for p in spec.params
         ],
+        "flags": {name: spec.flag(name) for name in spec.flags},
         "unit": spec.unit,
         "grain": spec.grain,
         "placement": spec.placement,
@@ -107,7 +108,8 @@ def _row(spec: OpSpec) -> str:
         f"{'+' if o.run else ''}{o.name}{'' if o.role == 'in' else f' ({o.role})'}"
         for o in spec.operands
     )
-    params = ", ".join(f"{p.name} ({p.kind}, {p.unit})" for p in spec.params)
+    words = [f"{p.name} ({p.kind}, {p.unit})" for p in spec.params]
+    params = ", ".join([*words, *(f"{name} (flag {spec.flag(name)})" for name in spec.flags)])
     unit = spec.unit if spec.grain == 1 else f"{spec.unit}, {spec.grain} a tile"
     cells = (
         str(int(spec.op)), f"`{spec.name}`", operands, params, unit, spec.placement, _doc(spec)

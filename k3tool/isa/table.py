@@ -27,6 +27,7 @@ NO_HANDLE = 0xFFFF
 # has, so that a checker can derive an instruction's writes without knowing the op; then parameters.
 WORD_HANDLES, WORD_UNITS, WORD_WIDTH, WORD_UNIT_COLS, WORD_PARAMS = 1, 7, 8, 9, 10
 N_PARAMS = RECORD_WORDS - WORD_PARAMS
+FLAG_SHIFT = 4  # of word 0's flags: lower bits are the schedule's (`columns`), from here on an op's own
 RUN_SHIFT = 8  # a generated operand constant is slot | place in the slot's run << RUN_SHIFT
 PAGE_TOKENS = 256  # the length of a softmax page: fixed in numerics version 1
 CANDIDATE_WORDS = 4  # argmax candidate: best f32, index u32, second best f32, 0
@@ -146,6 +147,10 @@ class Param:
 class OpSpec:
     """One row of the table.
 
+    ``flags`` are parameters of one bit, in word 0: which points of the op round to bf16 (`round`: all
+    of them, see each formula; `norm_round` and `head_round`: the norm's, the first member's), and
+    whether an activation that is only read holds bf16 values (`x_bf16`).
+
     ``grain`` is the number of units that a slice boundary is a multiple of. ``scratch`` gives the
     floats of workgroup scratch for parameters ``p`` (by name, with ``n_units``, ``width``,
     ``unit_cols``) and at most ``t`` tokens in a step.
@@ -164,6 +169,7 @@ class OpSpec:
     placement: Placement
     doc: str
     scratch: Callable[[Mapping[str, int], int], int]
+    flags: tuple[str, ...] = ()
     phases: tuple[str, ...] = ALL_PHASES
     targets: tuple[str, ...] = ALL_TARGETS
     whole: Mapping[str, int] = field(default_factory=dict)
@@ -224,6 +230,21 @@ class OpSpec:
         operand = self.operand(name)
         return int(slots[operand.slot]) + operand.run
 
+    def flag(self, name: str) -> int:
+        """Return the bit of flag ``name`` in word 0's flags; raise KeyError if there is none."""
+        if name not in self.flags:
+            raise KeyError(f"{self.name} has no flag {name}")
+        return 1 << FLAG_SHIFT + self.flags.index(name)
+
+    @property
+    def flag_mask(self) -> int:
+        """The bits of all of the op's own flags."""
+        return sum(self.flag(name) for name in self.flags)
+
+    def flag_values(self, flags: int) -> dict[str, int]:
+        """Return the op's own flags, 0 or 1 each, of word 0's."""
+        return {name: int(bool(flags & self.flag(name))) for name in self.flags}
+
     def word(self, name: str) -> int:
         """Return the record word of parameter ``name``; raise KeyError if there is none."""
         for index, param in enumerate(self.params):
@@ -248,13 +269,16 @@ def _run(text: str, n: int) -> str:
     return " +".join(" +".join(f"{word}{i}" for word in text.split()) for i in range(n))
 
 
-def _params(text: str) -> tuple[Param, ...]:
-    """Parse ``K:u32:elements eps:f32:1``."""
-    rows = []
+def _params(text: str) -> tuple[tuple[Param, ...], tuple[str, ...]]:
+    """Parse ``K:u32:elements eps:f32:1 round:flag:1`` into parameter words and flags."""
+    rows, flags = [], []
     for word in text.split():
         name, kind, unit = word.split(":")
-        rows.append(Param(name, kind, unit))  # type: ignore[arg-type]
-    return tuple(rows)
+        if kind == "flag":
+            flags.append(name)
+        else:
+            rows.append(Param(name, kind, unit))  # type: ignore[arg-type]
+    return tuple(rows), tuple(flags)
 
 
 def _row(
@@ -272,18 +296,19 @@ def _row(
     inner_waits: int = 0,
 ) -> OpSpec:
     reads = {name: int(times or 1) for name, _, times in (w.partition("*") for w in whole.split())}
+    words, flags = _params(params)
     return OpSpec(
-        op, _operands(operands), _params(params), unit, grain, placement, doc, scratch,
+        op, _operands(operands), words, unit, grain, placement, doc, scratch, flags,
         targets=targets, whole=reads, again=tuple(again.split()), inner_waits=inner_waits,
     )
 
 
-def _mix_linears_row(op: Op, n: int, rows: str) -> OpSpec:
+def _mix_linears_row(op: Op, n: int, rows: str, flags: str = "round:flag:1") -> OpSpec:
     """A group of n linears of one normed mix."""
     return _row(
         op,
         f"prefix part weight:res_norm weight:res_proj weight:norm {_run('weight:w', n)} {_run('out:y', n)}",
-        f"K:u32:elements eps:f32:1 norm_eps:f32:1 {rows}",
+        f"K:u32:elements eps:f32:1 norm_eps:f32:1 {rows} {flags}",
         "row", 8, "weight", scratch.mix_linears,
         "y_i[t,r] = rule3(w_i[r], rmsnorm(mix of prefix and the block part (numerics, AttnRes); norm, norm_eps))",
         whole="prefix*3 part res_norm res_proj norm",
@@ -296,56 +321,56 @@ _ROWS: tuple[OpSpec, ...] = (
     _row(Op.NOP,               "out:y",                                             "",                                             "step",    1, "replicated", scratch.none,      "nothing"),
     _row(Op.PART,              "group out:y",                                       "index:u32:1",                                  "step",    1, "follow",     scratch.none,      "value index of a group: a name in the graph, no instruction", targets=()),
     _row(Op.EMBED_BF16,        "weight:table out:y",                                "vocab:u32:rows",                               "column", 16, "replicated", scratch.none,      "y[t] = table[token_id[t]]: a move"),
-    _row(Op.GEMV_BF16,         "x weight:w out:y",                                  "K:u32:elements head_only:u32:flag",            "row",     8, "weight",     scratch.gemv,      "y[t,r] = rule3(w[r], x[t]); head_only: tokens from head_from on", whole="x"),
-    _row(Op.GEMV_BF16_BLOCKS,  "x weight:w out:y",                                  "K:u32:elements n_blocks:u32:blocks",           "row",     8, "partial",    scratch.gemv,      "y[t,r] = tree(rule3 of each of this rank's n_blocks blocks of row r)", whole="x"),
-    _row(Op.NORM_GEMV_BF16,    "x weight:norm weight:w out:y",                      "K:u32:elements eps:f32:1 head_only:u32:flag",  "row",     8, "weight",     scratch.norm_gemv, "y[t,r] = rule3(w[r], rmsnorm(x[t]; norm, eps))", whole="x*2 norm"),
-    _row(Op.GLU_BF16,          "x weight:gate weight:up out:y",                     "K:u32:elements beta:f32:1 linear_beta:f32:1",  "row",     8, "weight",     scratch.glu,       "y[t,r] = situ(rule3(gate[r], x[t]), rule3(up[r], x[t]))", whole="x"),
+    _row(Op.GEMV_BF16,         "x weight:w out:y",                                  "K:u32:elements head_only:u32:flag round:flag:1", "row",     8, "weight",     scratch.gemv,      "y[t,r] = rule3(w[r], x[t]); head_only: tokens from head_from on", whole="x"),
+    _row(Op.GEMV_BF16_BLOCKS,  "x weight:w out:y",                                  "K:u32:elements n_blocks:u32:blocks x_bf16:flag:1", "row",     8, "partial",    scratch.gemv,      "y[t,r] = tree(rule3 of each of this rank's n_blocks blocks of row r)", whole="x"),
+    _row(Op.NORM_GEMV_BF16,    "x weight:norm weight:w out:y",                      "K:u32:elements eps:f32:1 head_only:u32:flag norm_round:flag:1 round:flag:1", "row",     8, "weight",     scratch.norm_gemv, "y[t,r] = rule3(w[r], rmsnorm(x[t]; norm, eps))", whole="x*2 norm"),
+    _row(Op.GLU_BF16,          "x weight:gate weight:up out:y",                     "K:u32:elements beta:f32:1 linear_beta:f32:1 round:flag:1", "row",     8, "weight",     scratch.glu,       "y[t,r] = situ(rule3(gate[r], x[t]), rule3(up[r], x[t]))", whole="x"),
     _mix_linears_row(Op.MIX_LINEARS_3, 3, "rows01:u32:rows rows2:u32:rows"),
-    _mix_linears_row(Op.MIX_LINEARS_4, 4, "rows01:u32:rows rows23:u32:rows"),
+    _mix_linears_row(Op.MIX_LINEARS_4, 4, "rows01:u32:rows rows23:u32:rows", "round:flag:1 head_round:flag:1"),
     _mix_linears_row(Op.MIX_LINEARS_6, 6, "rows01:u32:rows rows23:u32:rows rows45:u32:rows"),
-    _row(Op.SITU_GEMV_BLOCKS,  "gate up weight:w out:y",                            "K:u32:elements n_blocks:u32:blocks beta:f32:1 linear_beta:f32:1", "row", 8, "partial", scratch.situ_gemv, "y = gemv_blocks(situ(gate, up); w)", whole="gate up"),
-    _row(Op.RMSNORM,           "x weight:norm out:y",                               "eps:f32:1",                                    "token",   1, "follow",     scratch.none,      "y = (x * (1 / sqrt(ss / width + eps))) * norm", whole="norm"),
-    _row(Op.ATTN_RES,          "prefix blocks weight:res_norm weight:res_proj out:y", "n_blocks:u32:blocks eps:f32:1",              "token",   1, "follow",     scratch.attn_res,  "y = softmax-weighted mix of n_blocks finished blocks and the prefix (numerics, AttnRes)", whole="res_norm res_proj"),
-    _row(Op.ATTN_RES_NORM,     "prefix blocks weight:res_norm weight:res_proj weight:norm out:y", "n_blocks:u32:blocks eps:f32:1 norm_eps:f32:1", "token", 1, "follow", scratch.attn_res, "y = rmsnorm(attn_res(prefix, blocks); norm, norm_eps)", whole="res_norm res_proj norm"),
+    _row(Op.SITU_GEMV_BLOCKS,  "gate up weight:w out:y",                            "K:u32:elements n_blocks:u32:blocks beta:f32:1 linear_beta:f32:1 round:flag:1", "row", 8, "partial", scratch.situ_gemv, "y = gemv_blocks(situ(gate, up); w)", whole="gate up"),
+    _row(Op.RMSNORM,           "x weight:norm out:y",                               "eps:f32:1 round:flag:1",                       "token",   1, "follow",     scratch.none,      "y = (x * (1 / sqrt(ss / width + eps))) * norm", whole="norm"),
+    _row(Op.ATTN_RES,          "prefix blocks weight:res_norm weight:res_proj out:y", "n_blocks:u32:blocks eps:f32:1 round:flag:1", "token",   1, "follow",     scratch.attn_res,  "y = softmax-weighted mix of n_blocks finished blocks and the prefix (numerics, AttnRes)", whole="res_norm res_proj"),
+    _row(Op.ATTN_RES_NORM,     "prefix blocks weight:res_norm weight:res_proj weight:norm out:y", "n_blocks:u32:blocks eps:f32:1 norm_eps:f32:1 round:flag:1", "token", 1, "follow", scratch.attn_res, "y = rmsnorm(attn_res(prefix, blocks); norm, norm_eps)", whole="res_norm res_proj norm"),
     _row(Op.BLOCK_PUSH,        "prefix inout:blocks",                               "index:u32:blocks",                             "column", 16, "follow",     scratch.none,      "blocks[index] = prefix: a move"),
-    _row(Op.ADD,               "a b out:y",                                         "",                                             "column", 16, "follow",     scratch.none,      "y = a + b"),
-    _row(Op.MUL,               "a b out:y",                                         "",                                             "column", 16, "follow",     scratch.none,      "y = a * b"),
-    _row(Op.SIGMOID,           "x out:y",                                           "",                                             "column", 16, "follow",     scratch.none,      "y = 1 / (1 + exp(-x))"),
-    _row(Op.SILU,              "x out:y",                                           "",                                             "column", 16, "follow",     scratch.none,      "y = x * sigmoid(x)"),
+    _row(Op.ADD,               "a b out:y",                                         "round:flag:1",                                 "column", 16, "follow",     scratch.none,      "y = a + b"),
+    _row(Op.MUL,               "a b out:y",                                         "round:flag:1",                                 "column", 16, "follow",     scratch.none,      "y = a * b"),
+    _row(Op.SIGMOID,           "x out:y",                                           "round:flag:1",                                 "column", 16, "follow",     scratch.none,      "y = 1 / (1 + exp(-x))"),
+    _row(Op.SILU,              "x out:y",                                           "round:flag:1",                                 "column", 16, "follow",     scratch.none,      "y = x * sigmoid(x)"),
     _row(Op.SOFTCAP,           "x out:y",                                           "beta:f32:1",                                   "column", 16, "follow",     scratch.none,      "y = beta * tanh(x / beta)"),
-    _row(Op.SITU,              "gate up out:y",                                     "beta:f32:1 linear_beta:f32:1",                 "column", 16, "follow",     scratch.none,      "y = (softcap(gate; beta) * sigmoid(gate)) * softcap(up; linear_beta)"),
+    _row(Op.SITU,              "gate up out:y",                                     "beta:f32:1 linear_beta:f32:1 round:flag:1",    "column", 16, "follow",     scratch.none,      "y = (softcap(gate; beta) * sigmoid(gate)) * softcap(up; linear_beta)"),
     _row(Op.L2NORM,            "x out:y",                                           "eps:f32:1",                                    "head",    1, "follow",     scratch.head,      "y = x * (1 / sqrt(sum x^2 + eps)) per head of unit_cols"),
     _row(Op.SCALE,             "x out:y",                                           "factor:f32:1",                                 "column", 16, "follow",     scratch.none,      "y = x * factor"),
     _row(Op.HEAD_RMSNORM,      "x weight:norm out:y",                               "eps:f32:1",                                    "head",    1, "follow",     scratch.head,      "y = (x * (1 / sqrt(ss / unit_cols + eps))) * norm per head", whole="norm"),
     _row(Op.ATTN_PART,         "blocks weight:res_norm weight:res_proj out:y",      "n_blocks:u32:blocks eps:f32:1",                "token",   1, "follow",     scratch.part,      "y = [o_B | m_B | s_B | 0 ...]: the finished blocks' part of attn_res (numerics, AttnRes)", whole="res_norm res_proj"),
     _row(Op.ATTN_PARTS_8,      f"blocks {_run('weight:res_norm weight:res_proj', 8)} {_run('out:y', 8)}", "n_blocks:u32:blocks eps:f32:1", "member", 1, "follow", scratch.parts,  "y_i = attn_part(blocks; res_norm_i, res_proj_i)", whole="blocks"),
     _row(Op.SHORT_CONV,        "x weight:conv state:taps out:y",                    "",                                             "channel", 16, "follow",    scratch.none,      "y[t] = w0 x[t-3], then fma w1 x[t-2], w2 x[t-1], w3 x[t]; taps keep the last three x per slot"),
-    _row(Op.CONV_SILU,         "x weight:conv state:taps out:y",                    "",                                             "channel", 16, "follow",    scratch.none,      "y = silu(short_conv(x))"),
+    _row(Op.CONV_SILU,         "x weight:conv state:taps out:y",                    "round:flag:1",                                 "channel", 16, "follow",    scratch.none,      "y = silu(short_conv(x))"),
     _row(Op.KDA_DECAY,         "f weight:a_log weight:dt_bias out:y",               "lower_bound:f32:1",                            "head",    1, "follow",     scratch.none,      "y = exp(lower_bound * sigmoid(exp(a_log[h]) * (f + dt_bias)))"),
-    _row(Op.KDA_STEP,          "q k v decay beta state:s out:y",                    "",                                             "head",    1, "follow",     scratch.head,      "S = decay_i S; u = v - k.S; S = fma(k, beta u, S); y = q.S, in time order"),
-    _row(Op.KDA_CORE,          "q k v f b weight:a_log weight:dt_bias state:s out:y", "l2_eps:f32:1 q_scale:f32:1 lower_bound:f32:1", "head",  1, "follow",     scratch.head,      "kda_step(scale(l2norm(q)), l2norm(k), v, kda_decay(f), sigmoid(b))"),
-    _row(Op.KDA_GATED_NORM,    "o weight:norm gate out:y",                          "eps:f32:1",                                    "head",    1, "follow",     scratch.head,      "y = head_rmsnorm(o; norm, eps) * sigmoid(gate)", whole="norm"),
-    _row(Op.KDA_HEADS,         "q +k +v +f +b +gate weight:conv_q +weight:conv_k +weight:conv_v +weight:f_b +weight:a_log +weight:dt_bias +weight:o_norm state:taps_q +state:taps_k +state:taps_v +state:s out:y", "l2_eps:f32:1 q_scale:f32:1 lower_bound:f32:1 eps:f32:1 rank:u32:elements", "head", 1, "follow", scratch.kda_heads, "kda_gated_norm(kda_core(conv_silu(q), conv_silu(k), conv_silu(v), gemv(f; f_b), b), gate)", whole="f o_norm", again="f_b"),
-    _row(Op.MLA_QLAT,          "q weight:kv_b out:y",                               "nope:u32:elements rope:u32:elements latent:u32:elements v:u32:elements", "head", 1, "follow", scratch.qlat, "y[h] = [rule3 over nope of W_UK[h]^T q_nope | q_rope]", again="kv_b"),
-    _row(Op.MLA_CACHE,         "x weight:norm state:cache",                         "latent:u32:elements rope:u32:elements eps:f32:1", "token", 1, "replicated", scratch.none,     "cache[slot, position] = [rmsnorm(latent; norm, eps) | shared key]", whole="norm"),
-    _row(Op.MLA_ATTEND,        "q state:cache out:y",                               "latent:u32:elements rope:u32:elements scale:f32:1 page_tokens:u32:tokens", "head", 1, "follow", scratch.attend, "y[h] = softmax(q.cache * scale) over positions <= own, by pages, times latent", whole="cache"),
-    _row(Op.MLA_UV,            "ctx weight:kv_b out:y",                             "nope:u32:elements v:u32:elements latent:u32:elements", "row", 8, "follow",  scratch.uv,         "y[t,h*v+i] = rule3(W_UV[h][i], ctx[t,h])"),
-    _row(Op.MLA_OUT_GATE,      "o gate out:y",                                      "",                                             "column", 16, "follow",     scratch.none,      "y = o * sigmoid(gate)"),
-    _row(Op.MLA_UV_GATE,       "ctx weight:kv_b gate out:y",                        "nope:u32:elements v:u32:elements latent:u32:elements", "row", 8, "follow",  scratch.uv,         "y = mla_uv(ctx) * sigmoid(gate)"),
-    _row(Op.MLA_HEADS,         "q weight:kv_b state:cache gate out:y",              "nope:u32:elements rope:u32:elements latent:u32:elements v:u32:elements scale:f32:1 page_tokens:u32:tokens", "head", 1, "follow", scratch.mla_heads, "mla_uv_gate(mla_attend(mla_qlat(q), cache), gate)", whole="cache", again="kv_b"),
+    _row(Op.KDA_STEP,          "q k v decay beta state:s out:y",                    "round:flag:1",                                 "head",    1, "follow",     scratch.head,      "S = decay_i S; u = v - k.S; S = fma(k, beta u, S); y = q.S, in time order"),
+    _row(Op.KDA_CORE,          "q k v f b weight:a_log weight:dt_bias state:s out:y", "l2_eps:f32:1 q_scale:f32:1 lower_bound:f32:1 round:flag:1", "head",  1, "follow",     scratch.head,      "kda_step(scale(l2norm(q)), l2norm(k), v, kda_decay(f), sigmoid(b))"),
+    _row(Op.KDA_GATED_NORM,    "o weight:norm gate out:y",                          "eps:f32:1 round:flag:1",                       "head",    1, "follow",     scratch.head,      "y = head_rmsnorm(o; norm, eps) * sigmoid(gate)", whole="norm"),
+    _row(Op.KDA_HEADS,         "q +k +v +f +b +gate weight:conv_q +weight:conv_k +weight:conv_v +weight:f_b +weight:a_log +weight:dt_bias +weight:o_norm state:taps_q +state:taps_k +state:taps_v +state:s out:y", "l2_eps:f32:1 q_scale:f32:1 lower_bound:f32:1 eps:f32:1 rank:u32:elements round:flag:1", "head", 1, "follow", scratch.kda_heads, "kda_gated_norm(kda_core(conv_silu(q), conv_silu(k), conv_silu(v), gemv(f; f_b), b), gate)", whole="f o_norm", again="f_b"),
+    _row(Op.MLA_QLAT,          "q weight:kv_b out:y",                               "nope:u32:elements rope:u32:elements latent:u32:elements v:u32:elements round:flag:1", "head", 1, "follow", scratch.qlat, "y[h] = [rule3 over nope of W_UK[h]^T q_nope | q_rope]", again="kv_b"),
+    _row(Op.MLA_CACHE,         "x weight:norm state:cache",                         "latent:u32:elements rope:u32:elements eps:f32:1 round:flag:1", "token", 1, "replicated", scratch.none,     "cache[slot, position] = [rmsnorm(latent; norm, eps) | shared key]", whole="norm"),
+    _row(Op.MLA_ATTEND,        "q state:cache out:y",                               "latent:u32:elements rope:u32:elements scale:f32:1 page_tokens:u32:tokens round:flag:1", "head", 1, "follow", scratch.attend, "y[h] = softmax(q.cache * scale) over positions <= own, by pages, times latent", whole="cache"),
+    _row(Op.MLA_UV,            "ctx weight:kv_b out:y",                             "nope:u32:elements v:u32:elements latent:u32:elements round:flag:1", "row", 8, "follow",  scratch.uv,         "y[t,h*v+i] = rule3(W_UV[h][i], ctx[t,h])"),
+    _row(Op.MLA_OUT_GATE,      "o gate out:y",                                      "round:flag:1",                                 "column", 16, "follow",     scratch.none,      "y = o * sigmoid(gate)"),
+    _row(Op.MLA_UV_GATE,       "ctx weight:kv_b gate out:y",                        "nope:u32:elements v:u32:elements latent:u32:elements round:flag:1", "row", 8, "follow",  scratch.uv,         "y = mla_uv(ctx) * sigmoid(gate)"),
+    _row(Op.MLA_HEADS,         "q weight:kv_b state:cache gate out:y",              "nope:u32:elements rope:u32:elements latent:u32:elements v:u32:elements scale:f32:1 page_tokens:u32:tokens round:flag:1", "head", 1, "follow", scratch.mla_heads, "mla_uv_gate(mla_attend(mla_qlat(q), cache), gate)", whole="cache", again="kv_b"),
     _row(Op.ROUTER_TOPK,       "logits weight:bias out:y",                          "n_experts:u32:experts top_k:u32:experts scale:f32:1", "token", 1, "replicated", scratch.router, "top_k of sigmoid + bias, ids ascending; w = s / (sum s + 1e-20) * scale", whole="bias"),
-    _row(Op.MOE_UP_MXFP4,      "z route weight:w out:y",                            "K:u32:elements top_k:u32:experts",             "row",     8, "weight",     scratch.moe_up,    "y[t,s,r] = rule3(w[expert s][r], z[t])", whole="z route"),
-    _row(Op.MOE_GLU_MXFP4,     "z route weight:w1 weight:w3 out:y",                 "K:u32:elements top_k:u32:experts beta:f32:1 linear_beta:f32:1", "row", 8, "weight", scratch.moe_up, "y[t,s,r] = situ(rule3(w1[expert s][r], z[t]), rule3(w3[expert s][r], z[t]))", whole="z route"),
-    _row(Op.MOE_DOWN_MXFP4,    "x route weight:w2 out:y",                           "K:u32:elements top_k:u32:experts n_blocks:u32:blocks", "row", 8, "partial", scratch.moe_down,   "y[t,r] = tree over blocks of sum over experts ascending of w_e * rule3(block of w2[e][r], x[t,s])", whole="x route"),
-    _row(Op.MOE_GLU_TOPK,      "z scores weight:bias weight:w1 weight:w3 out:y",    "K:u32:elements top_k:u32:experts beta:f32:1 linear_beta:f32:1 n_experts:u32:experts", "row", 8, "weight", scratch.glu_topk, "y = moe_glu(z, router_topk(scores))", whole="z scores bias"),
-    _row(Op.MOE_DOWN_TOPK,     "x scores weight:bias weight:w2 out:y",              "K:u32:elements top_k:u32:experts n_blocks:u32:blocks scale:f32:1 n_experts:u32:experts", "row", 8, "partial", scratch.down_topk, "y = moe_down(x, router_topk(scores))", whole="x scores bias"),
+    _row(Op.MOE_UP_MXFP4,      "z route weight:w out:y",                            "K:u32:elements top_k:u32:experts round:flag:1", "row",     8, "weight",     scratch.moe_up,    "y[t,s,r] = rule3(w[expert s][r], z[t])", whole="z route"),
+    _row(Op.MOE_GLU_MXFP4,     "z route weight:w1 weight:w3 out:y",                 "K:u32:elements top_k:u32:experts beta:f32:1 linear_beta:f32:1 round:flag:1", "row", 8, "weight", scratch.moe_up, "y[t,s,r] = situ(rule3(w1[expert s][r], z[t]), rule3(w3[expert s][r], z[t]))", whole="z route"),
+    _row(Op.MOE_DOWN_MXFP4,    "x route weight:w2 out:y",                           "K:u32:elements top_k:u32:experts n_blocks:u32:blocks x_bf16:flag:1", "row", 8, "partial", scratch.moe_down,   "y[t,r] = tree over blocks of sum over experts ascending of w_e * rule3(block of w2[e][r], x[t,s])", whole="x route"),
+    _row(Op.MOE_GLU_TOPK,      "z scores weight:bias weight:w1 weight:w3 out:y",    "K:u32:elements top_k:u32:experts beta:f32:1 linear_beta:f32:1 n_experts:u32:experts round:flag:1", "row", 8, "weight", scratch.glu_topk, "y = moe_glu(z, router_topk(scores))", whole="z scores bias"),
+    _row(Op.MOE_DOWN_TOPK,     "x scores weight:bias weight:w2 out:y",              "K:u32:elements top_k:u32:experts n_blocks:u32:blocks scale:f32:1 n_experts:u32:experts x_bf16:flag:1", "row", 8, "partial", scratch.down_topk, "y = moe_down(x, router_topk(scores))", whole="x scores bias"),
     _row(Op.ARGMAX,            "logits out:y",                                      "vocab_base:u32_per_rank:rows vocab:u32:rows",  "step",    1, "partial",    scratch.none,      "y[t] = (best, lowest index, second best) of this rank's logits"),
     _row(Op.ARGMAX_FOLD,       "peer:x out:y",                                      "",                                             "step",    1, "replicated", scratch.none,      "y[t] = (best, lowest index, second best) over all ranks"),
-    _row(Op.ALL_REDUCE,        "peer:x out:y",                                      "",                                             "column", 16, "replicated", scratch.none,      "y = tree of the ranks' x"),
-    _row(Op.ALL_REDUCE_ADD,    "residual peer:x out:y",                             "",                                             "column", 16, "replicated", scratch.none,      "y = residual + all_reduce(x)"),
+    _row(Op.ALL_REDUCE,        "peer:x out:y",                                      "round:flag:1",                                 "column", 16, "replicated", scratch.none,      "y = tree of the ranks' x"),
+    _row(Op.ALL_REDUCE_ADD,    "residual peer:x out:y",                             "round:flag:1",                                 "column", 16, "replicated", scratch.none,      "y = residual + all_reduce(x)"),
     _row(Op.ALL_GATHER,        "peer:x out:y",                                      "shard_cols:u32:columns",                       "column", 16, "replicated", scratch.none,      "y = the ranks' x side by side"),
-    _row(Op.REDUCE_GATHER,     "peer:up peer:x out:y",                              "shard_cols:u32:columns",                       "column", 16, "replicated", scratch.none,      "y = all_gather(up) + all_reduce(x)"),
-    _row(Op.REDUCE_GATHER_ADD, "residual peer:up peer:x out:y",                     "shard_cols:u32:columns",                       "column", 16, "replicated", scratch.none,      "y = residual + (all_gather(up) + all_reduce(x))"),
+    _row(Op.REDUCE_GATHER,     "peer:up peer:x out:y",                              "shard_cols:u32:columns round:flag:1",          "column", 16, "replicated", scratch.none,      "y = all_gather(up) + all_reduce(x)"),
+    _row(Op.REDUCE_GATHER_ADD, "residual peer:up peer:x out:y",                     "shard_cols:u32:columns round:flag:1",          "column", 16, "replicated", scratch.none,      "y = residual + (all_gather(up) + all_reduce(x))"),
 )
 # fmt: on
 
@@ -362,7 +387,8 @@ def check() -> None:
         assert int(spec.op) < 1 << 16
         assert spec.n_slots <= N_HANDLES, spec.name
         assert len(spec.params) <= N_PARAMS, spec.name
-        names = [o.name for o in spec.operands] + [p.name for p in spec.params]
+        assert FLAG_SHIFT + len(spec.flags) <= 16, spec.name
+        names = [o.name for o in spec.operands] + [p.name for p in spec.params] + [*spec.flags]
         assert len(set(names)) == len(names), f"{spec.name} names something twice"
         assert spec.output.name, spec.name
         assert set(spec.phases) <= set(ALL_PHASES), spec.name
@@ -378,11 +404,11 @@ def isa_hash() -> str:
     Docs, scratch, grain and what slices cost are left out: they change no record. Stamped into plans and streams,
     compiled into every interpreter, compared at load.
     """
-    lines = [f"{ISA_VERSION} {RECORD_WORDS} {N_HANDLES} {WORD_UNITS} {WORD_WIDTH} {WORD_UNIT_COLS} {WORD_PARAMS} {PAGE_TOKENS}"]
+    lines = [f"{ISA_VERSION} {RECORD_WORDS} {N_HANDLES} {WORD_UNITS} {WORD_WIDTH} {WORD_UNIT_COLS} {WORD_PARAMS} {PAGE_TOKENS} {FLAG_SHIFT}"]
     for op in sorted(SPECS):
         spec = SPECS[op]
         operands = " ".join(f"{'+' if o.run else ''}{o.role}:{o.name}" for o in spec.operands)
-        params = " ".join(f"{p.kind}:{p.name}" for p in spec.params)
+        params = " ".join([*(f"{p.kind}:{p.name}" for p in spec.params), *(f"flag:{f}" for f in spec.flags)])
         lines.append(f"{int(op)} {spec.name} {spec.unit} | {operands} | {params}")
     return hashlib.sha256("\n".join(lines).encode()).hexdigest()
 

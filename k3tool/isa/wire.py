@@ -183,10 +183,11 @@ def _record_rules(packets: Columns) -> Iterator[tuple[str, Columns, str]]:
     n_params = _per_op(packets["op"], lambda spec: len(spec.params))
     used = np.arange(table.N_HANDLES) < n_operands[:, None]
     spare = np.arange(table.N_PARAMS) >= n_params[:, None]
-    flags = PACKET_DIGEST | PACKET_REARM
+    own = _per_op(packets["op"], lambda spec: spec.flag_mask)
+    known = np.where(own < 0, 0, own) | PACKET_DIGEST | PACKET_REARM
     fitting = ((packets["handles"] == table.NO_HANDLE) != used).all(axis=1)
     yield "op", n_operands >= 0, "an op of the table"
-    yield "flags", (packets["flags"] & ~np.uint16(flags)) == 0, f"bits of {flags}"
+    yield "flags", (packets["flags"] & ~known) == 0, "digest, rearm and the op's own"
     yield "handles", fitting, "a tensor for each operand and none beyond"
     unused = ~((packets["params"] != 0) & spare).any(axis=1)
     yield "params", unused, "0 beyond the op's own"

@@ -13,6 +13,7 @@ from k3tool.model.nodes import Graph, Leaf, StateLeaf, WeightLeaf
 from k3tool.model.operators import f32_bits
 from k3tool.model.weights import TABLE, TensorSpec, Where, find_spec, rank_shape
 
+MODES = ("f32", "bf16")  # of the arithmetic contract: what activations are between ops
 _LEAF_DTYPES = {"BF16": "bf16", "F32": "f32", "U8": "mxfp4"}
 
 
@@ -42,13 +43,15 @@ def _weight_leaf(config: K3Config, spec: TensorSpec, tp: int) -> WeightLeaf:
     return WeightLeaf(spec.leaf, dtype, full, part, split, source)
 
 
-def build_graph(config: K3Config, tp: int = 1) -> Graph:
+def build_graph(config: K3Config, tp: int = 1, mode: str = "f32") -> Graph:
     """Return the graph of one step of the model; its sizes do not depend on `tp`.
 
-    `tp` only sets the weights' local shapes. Raises: K3Error where the weight table and the ops
-    disagree.
+    `tp` only sets the weights' local shapes. In `mode` bf16 an op's `round` flag is set where the
+    arithmetic contract rounds ("Where bf16 rounds"; embedded rows are bf16 as they lie).
+    Raises: K3Error where the weight table and the ops disagree.
     """
-    return _Builder(config, weight_table(config, tp)).build()
+    assert mode in MODES, mode
+    return _Builder(config, weight_table(config, tp), int(mode == "bf16")).build()
 
 
 def weight_leaves(config: K3Config) -> set[str]:
@@ -59,8 +62,9 @@ def weight_leaves(config: K3Config) -> set[str]:
 class _Builder:
     """Adds the model's nodes to a graph. Names of values: `layers.3.self_attn.q` and the like."""
 
-    def __init__(self, config: K3Config, weights: Mapping[str, WeightLeaf]) -> None:
+    def __init__(self, config: K3Config, weights: Mapping[str, WeightLeaf], round: int) -> None:
         self.config = config
+        self.round = round
         self.graph = Graph(weights)
         self.graph.n_blocks = config.n_blocks
         self.beta = f32_bits(config.activation_situ_beta)
@@ -74,28 +78,38 @@ class _Builder:
     def weight(self, leaf: str) -> int:
         return self.graph.leaf(Leaf.WEIGHT, leaf)
 
-    def linear(self, x: int, leaf: str, name: str, head_only: int = 0) -> int:
+    def linear(self, x: int, leaf: str, name: str) -> int:
         weight = self.weight(f"{leaf}.weight")
-        return self.graph.add(Op.GEMV_BF16, name, [x, weight], head_only=head_only)
+        return self.graph.add(Op.GEMV_BF16, name, [x, weight], head_only=0, round=self.round)
+
+    def exact_linear(self, x: int, leaf: str, name: str, head_only: int = 0) -> int:
+        """Return a linear whose output is never rounded: exact ties would decide a choice."""
+        weight = self.weight(f"{leaf}.weight")
+        return self.graph.add(Op.GEMV_BF16, name, [x, weight], head_only=head_only, round=0)
 
     def norm(self, x: int, leaf: str, site: str, name: str) -> int:
         weight = self.weight(f"{leaf}.weight")
-        return self.graph.add(Op.RMSNORM, name, [x, weight], eps=self.eps(site))
+        return self.graph.add(Op.RMSNORM, name, [x, weight], eps=self.eps(site), round=self.round)
 
     def reduced(self, x: int, leaf: str, name: str) -> int:
-        """Return a row-parallel product and its sum over the ranks."""
+        """Return a row-parallel product and its sum over the ranks, which is what rounds."""
         weight = self.weight(f"{leaf}.weight")
-        part = self.graph.add(Op.GEMV_BF16_BLOCKS, f"{name}.partial", [x, weight])
-        return self.graph.add(Op.ALL_REDUCE, name, [part])
+        part = self.graph.add(
+            Op.GEMV_BF16_BLOCKS, f"{name}.partial", [x, weight], x_bf16=self.round
+        )
+        return self.graph.add(Op.ALL_REDUCE, name, [part], round=self.round)
+
+    def plus(self, a: int, b: int, name: str) -> int:
+        return self.graph.add(Op.ADD, name, [a, b], round=self.round)
 
     def situ(self, gate: int, up: int, name: str) -> int:
         """Return (beta tanh(g / beta) sigmoid(g)) (linear_beta tanh(u / linear_beta))."""
         add = self.graph.add
         cap = add(Op.SOFTCAP, f"{name}.cap", [gate], beta=self.beta)
-        sigmoid = add(Op.SIGMOID, f"{name}.sigmoid", [gate])
-        left = add(Op.MUL, f"{name}.gated", [cap, sigmoid])
+        sigmoid = add(Op.SIGMOID, f"{name}.sigmoid", [gate], round=0)
+        left = add(Op.MUL, f"{name}.gated", [cap, sigmoid], round=0)
         right = add(Op.SOFTCAP, f"{name}.linear", [up], beta=self.linear_beta)
-        return add(Op.MUL, name, [left, right])
+        return add(Op.MUL, name, [left, right], round=self.round)
 
     def gated_mlp(self, x: int, leaf: str, name: str) -> int:
         """Return the reduced output of a SiTU MLP: the dense one or the shared experts."""
@@ -110,7 +124,10 @@ class _Builder:
         inputs = [
             prefix, blocks, self.weight(f"{leaf}_norm.weight"), self.weight(f"{leaf}_proj.weight"),
         ]  # fmt: skip
-        return self.graph.add(Op.ATTN_RES, name, inputs, n_blocks=n_blocks, eps=self.eps(site))
+        eps = self.eps(site)
+        return self.graph.add(
+            Op.ATTN_RES, name, inputs, n_blocks=n_blocks, eps=eps, round=self.round
+        )
 
     # -- the model -----------------------------------------------------------------------------
 
@@ -124,7 +141,7 @@ class _Builder:
         leaf = "output_attn_res"
         h = self.mix(prefix, blocks, n_blocks, leaf, f"{leaf}_norm", "output_mix")
         h = self.norm(h, "norm", "norm", "output_norm")
-        logits = self.linear(h, "lm_head", "logits", head_only=1)
+        logits = self.exact_linear(h, "lm_head", "logits", head_only=1)
         best = add(Op.ARGMAX, "best", [logits])
         self.graph.outputs = [add(Op.ARGMAX_FOLD, "token", [best])]
         return self.graph
@@ -144,7 +161,7 @@ class _Builder:
         h = self.norm(h, name, "input_layernorm", f"{root}.attn_in")
         attention = self.mla if config.is_mla(layer) else self.kda
         out = attention(h, f"{root}.self_attn")
-        prefix = out if opens else add(Op.ADD, f"{root}.attn_out", [prefix, out])
+        prefix = out if opens else self.plus(prefix, out, f"{root}.attn_out")
         h = self.mix(prefix, blocks, n_blocks, f"{root}.mlp_res", "mlp_res_norm", f"{root}.mlp_mix")
         name = f"{root}.post_attention_layernorm"
         h = self.norm(h, name, "post_attention_layernorm", f"{root}.mlp_in")
@@ -152,7 +169,7 @@ class _Builder:
             out = self.moe(h, f"{root}.block_sparse_moe")
         else:
             out = self.gated_mlp(h, f"{root}.mlp", f"{root}.mlp")
-        return add(Op.ADD, f"{root}.out", [prefix, out]), blocks, n_blocks
+        return self.plus(prefix, out, f"{root}.out"), blocks, n_blocks
 
     # -- Kimi delta attention --------------------------------------------------------------------
 
@@ -168,15 +185,17 @@ class _Builder:
         constants = [self.weight(f"{root}.A_log"), self.weight(f"{root}.dt_bias")]
         bound = f32_bits(linear.gate_lower_bound)
         decay = add(Op.KDA_DECAY, f"{root}.decay", [f, *constants], lower_bound=bound, head_dim=dim)
-        beta = add(Op.SIGMOID, f"{root}.beta", [self.linear(h, f"{root}.b_proj", f"{root}.b")])
+        b = self.linear(h, f"{root}.b_proj", f"{root}.b")
+        beta = add(Op.SIGMOID, f"{root}.beta", [b], round=0)
         shape = (linear.num_heads, dim, dim)
         state = self.graph.state(StateLeaf(f"{root}.s", "slots", shape, 0))
-        o = add(Op.KDA_STEP, f"{root}.o", [qn, kn, v, decay, beta, state], head_dim=dim)
+        inputs = [qn, kn, v, decay, beta, state]
+        o = add(Op.KDA_STEP, f"{root}.o", inputs, round=self.round, head_dim=dim)
         norm = self.weight(f"{root}.o_norm.weight")
         o = add(Op.HEAD_RMSNORM, f"{root}.o_unit", [o, norm], eps=self.eps("o_norm"))
         gate = self.linear(h, f"{root}.g_proj", f"{root}.g")
-        gate = add(Op.SIGMOID, f"{root}.gate", [gate])
-        y = add(Op.MUL, f"{root}.gated", [o, gate])
+        gate = add(Op.SIGMOID, f"{root}.gate", [gate], round=0)  # the gated norm rounds once
+        y = add(Op.MUL, f"{root}.gated", [o, gate], round=self.round)
         return self.reduced(y, f"{root}.o_proj", f"{root}.out")
 
     def conv(self, h: int, root: str, which: str) -> int:
@@ -186,7 +205,7 @@ class _Builder:
         taps = self.graph.state(StateLeaf(f"{root}.{which}_taps", "slots", (3, width), 1))
         kernel = self.weight(f"{root}.{which}_conv1d.weight")
         x = add(Op.SHORT_CONV, f"{root}.{which}_conv", [x, kernel, taps])
-        return add(Op.SILU, f"{root}.{which}", [x])
+        return add(Op.SILU, f"{root}.{which}", [x], round=self.round)
 
     # -- multi-head latent attention, absorbed form ------------------------------------------------
 
@@ -198,19 +217,21 @@ class _Builder:
         q = self.norm(q, f"{root}.q_a_layernorm", "q_a_layernorm", f"{root}.q_a_unit")
         q = self.linear(q, f"{root}.q_b_proj", f"{root}.q")
         kv_b = self.weight(f"{root}.kv_b_proj.weight")
-        q = add(Op.MLA_QLAT, f"{root}.q_latent", [q, kv_b], **heads, **sizes)
+        q = add(Op.MLA_QLAT, f"{root}.q_latent", [q, kv_b], **heads, **sizes, round=self.round)
         kv = self.linear(h, f"{root}.kv_a_proj_with_mqa", f"{root}.kv_a")
         shape = (PAGE_TOKENS, c.cache_width)
         cache = self.graph.state(StateLeaf(f"{root}.cache", "pages", shape, None))
         norm = self.weight(f"{root}.kv_a_layernorm.weight")
         eps = self.eps("kv_a_layernorm")
-        cache = add(Op.MLA_CACHE, f"{root}.cached", [kv, norm, cache], **sizes, eps=eps)
-        scale = f32_bits(c.qk_head_dim**-0.5)
-        ctx = add(Op.MLA_ATTEND, f"{root}.context", [q, cache], **sizes, scale=scale)
-        o = add(Op.MLA_UV, f"{root}.o", [ctx, kv_b], **heads, latent=c.kv_lora_rank)
+        last: dict[str, int] = {"eps": eps, "round": self.round}
+        cache = add(Op.MLA_CACHE, f"{root}.cached", [kv, norm, cache], **sizes, **last)
+        last = {"scale": f32_bits(c.qk_head_dim**-0.5), "round": self.round}
+        ctx = add(Op.MLA_ATTEND, f"{root}.context", [q, cache], **sizes, **last)
+        last = {"latent": c.kv_lora_rank, "round": self.round}
+        o = add(Op.MLA_UV, f"{root}.o", [ctx, kv_b], **heads, **last)
         gate = self.linear(h, f"{root}.g_proj", f"{root}.g")
-        gate = add(Op.SIGMOID, f"{root}.gate", [gate])
-        y = add(Op.MUL, f"{root}.gated", [o, gate])
+        gate = add(Op.SIGMOID, f"{root}.gate", [gate], round=self.round)
+        y = add(Op.MUL, f"{root}.gated", [o, gate], round=self.round)
         return self.reduced(y, f"{root}.o_proj", f"{root}.out")
 
     # -- mixture of experts ------------------------------------------------------------------------
@@ -218,20 +239,23 @@ class _Builder:
     def moe(self, h: int, root: str) -> int:
         c, add = self.config, self.graph.add
         top_k = c.num_experts_per_token
-        scores = self.linear(h, f"{root}.gate", f"{root}.scores")
+        scores = self.exact_linear(h, f"{root}.gate", f"{root}.scores")
         bias = self.weight(f"{root}.gate.e_score_correction_bias")
         scale = f32_bits(c.routed_scaling_factor)
         route = add(Op.ROUTER_TOPK, f"{root}.route", [scores, bias], top_k=top_k, scale=scale)
         z = self.linear(h, f"{root}.routed_expert_down_proj", f"{root}.z")
         w1, w2, w3 = (self.weight(f"{root}.experts.w{i}") for i in (1, 2, 3))
-        gate = add(Op.MOE_UP_MXFP4, f"{root}.w1", [z, route, w1], top_k=top_k)
-        up = add(Op.MOE_UP_MXFP4, f"{root}.w3", [z, route, w3], top_k=top_k)
+        rounded = {"top_k": top_k, "round": self.round}
+        gate = add(Op.MOE_UP_MXFP4, f"{root}.w1", [z, route, w1], **rounded)
+        up = add(Op.MOE_UP_MXFP4, f"{root}.w3", [z, route, w3], **rounded)
         e = self.situ(gate, up, f"{root}.act")
-        y = add(Op.MOE_DOWN_MXFP4, f"{root}.y.partial", [e, route, w2], top_k=top_k)
-        y = add(Op.ALL_REDUCE, f"{root}.y", [y])  # before the norm, which is not linear
+        inputs = [e, route, w2]
+        y = add(Op.MOE_DOWN_MXFP4, f"{root}.y.partial", inputs, top_k=top_k, x_bf16=self.round)
+        # Reduced before the norm, which is not linear.
+        y = add(Op.ALL_REDUCE, f"{root}.y", [y], round=self.round)
         site = "routed_expert_norm"
         y = self.norm(y, f"{root}.{site}", site, f"{root}.y_unit")
         shard = self.linear(y, f"{root}.routed_expert_up_proj", f"{root}.up.shard")
         y = add(Op.ALL_GATHER, f"{root}.up", [shard])
         shared = self.gated_mlp(h, f"{root}.shared_experts", f"{root}.shared_experts")
-        return add(Op.ADD, f"{root}.out", [y, shared])
+        return self.plus(y, shared, f"{root}.out")

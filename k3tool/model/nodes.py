@@ -97,8 +97,10 @@ class Graph:
     def add(self, op: Op, name: str, inputs: Sequence[int], **attrs: int) -> int:
         """Return the node (op, inputs, attrs), made if it is new; `name` is for people.
 
+        A flag that is left out is 0.
         Raises: K3Error naming the node where sizes or placements do not fit.
         """
+        attrs = dict.fromkeys(SPECS[op].flags, 0) | attrs
         wanted = attr_names(op)
         assert set(attrs) == set(wanted), f"{op.name}: attributes {sorted(attrs)}, need {wanted}"
         ordered = tuple((key, attrs[key]) for key in wanted)

@@ -11,7 +11,7 @@ It holds no numerics and knows no model.
 import struct
 from collections.abc import Mapping, Sequence
 from functools import cache
-from typing import Literal
+from typing import Any, Literal
 
 from k3tool.errors import K3Error
 from k3tool.isa.table import PAGE_TOKENS, SPECS, Op, Operand, OpSpec, Param
@@ -128,10 +128,22 @@ def is_derived(spec: OpSpec, param: Param) -> bool:
 
 @cache
 def attr_names(op: Op) -> tuple[str, ...]:
-    """Return a graph node's attributes: the parameters that are not derived, in table order."""
+    """Return a node's attributes: parameters that are not derived, flags, and what a head is."""
     spec = SPECS[op]
     own = tuple(param.name for param in spec.params if not is_derived(spec, param))
-    return own + _EXTRA_ATTRS.get(op, ())
+    return own + spec.flags + _EXTRA_ATTRS.get(op, ())
+
+
+def flags_of(op: Op, attrs: Mapping[str, int]) -> int:
+    """Return the bits of an op's own flags in word 0 of its record."""
+    return sum(SPECS[op].flag(name) for name in SPECS[op].flags if attrs[name])
+
+
+def record_attrs(spec: OpSpec, row: Any) -> dict[str, int]:
+    """Return a node's attributes from a record; a head's size is its columns a unit."""
+    words = dict(zip((p.name for p in spec.params), row["params"].tolist(), strict=False))
+    words |= spec.flag_values(int(row["flags"]))
+    return {name: words.get(name, int(row["unit_cols"])) for name in attr_names(spec.op)}
 
 
 @cache

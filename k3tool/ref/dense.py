@@ -8,7 +8,7 @@ Source: modeling_kimi_linear.py@20a4fb101ce8, through k3_spec C.0-C.2 and C.5.
 import numpy as np
 
 from k3tool.model.operators import PART_EXTRA
-from k3tool.ref.formats import Array, Step
+from k3tool.ref.formats import Array, Step, rounded
 
 # -- products ----------------------------------------------------------------------------------
 
@@ -18,9 +18,9 @@ def embed_bf16(table: Array, *, step: Step) -> Array:
     return table[step.ids]
 
 
-def gemv_bf16(x: Array, w: Array) -> Array:
+def gemv_bf16(x: Array, w: Array, *, round: int = 0) -> Array:
     """Multiply by a matrix stored [out, in]. Shapes: x (T, K), w (R, K) -> (T, R)."""
-    return x @ w.T
+    return rounded(x @ w.T, round)
 
 
 def gemv_bf16_blocks(x: Array, w: Array) -> Array:
@@ -28,23 +28,31 @@ def gemv_bf16_blocks(x: Array, w: Array) -> Array:
     return x @ w.T
 
 
-def norm_gemv_bf16(x: Array, norm: Array, w: Array, *, eps: float) -> Array:
+def norm_gemv_bf16(
+    x: Array, norm: Array, w: Array, *, eps: float, norm_round: int = 0, round: int = 0
+) -> Array:
     """Norm, then product. Shapes: x (T, K), norm (K,), w (R, K) -> (T, R)."""
-    return rmsnorm(x, norm, eps=eps) @ w.T
+    return gemv_bf16(rmsnorm(x, norm, eps=eps, round=norm_round), w, round=round)
 
 
-def glu_bf16(x: Array, gate: Array, up: Array, *, beta: float, linear_beta: float) -> Array:
+def glu_bf16(
+    x: Array, gate: Array, up: Array, *, beta: float, linear_beta: float, round: int = 0
+) -> Array:
     """Gated unit. Shapes: x (T, K), gate and up (R, K) -> (T, R)."""
-    return situ(x @ gate.T, x @ up.T, beta=beta, linear_beta=linear_beta)
+    g, u = (gemv_bf16(x, w, round=round) for w in (gate, up))
+    return situ(g, u, beta=beta, linear_beta=linear_beta, round=round)
 
 
 # -- norms -------------------------------------------------------------------------------------
 
 
-def rmsnorm(x: Array, norm: Array, *, eps: float) -> Array:
-    """Divide by the root mean square. Wrong if eps is outside the root. Source: k3_spec C.0."""
-    normed: Array = x / np.sqrt(np.mean(x * x, axis=-1, keepdims=True) + eps) * norm
-    return normed
+def rmsnorm(x: Array, norm: Array, *, eps: float, round: int = 0) -> Array:
+    """Divide by the root mean square. Wrong if eps is outside the root. Source: k3_spec C.0.
+
+    Rounds twice: the value, and again after its weight (k3_spec C.6).
+    """
+    unit: Array = x / np.sqrt(np.mean(x * x, axis=-1, keepdims=True) + eps)
+    return rounded(rounded(unit, round) * norm, round)
 
 
 def head_rmsnorm(x: Array, norm: Array, *, eps: float) -> Array:
@@ -67,7 +75,14 @@ def l2norm(x: Array, *, eps: float, unit_cols: int) -> Array:
 
 
 def attn_res(
-    prefix: Array, blocks: Array, res_norm: Array, res_proj: Array, *, n_blocks: int, eps: float
+    prefix: Array,
+    blocks: Array,
+    res_norm: Array,
+    res_proj: Array,
+    *,
+    n_blocks: int,
+    eps: float,
+    round: int = 0,
 ) -> Array:
     """Mix the finished blocks and the running prefix by a softmax over sources.
 
@@ -78,8 +93,7 @@ def attn_res(
     score = rmsnorm(sources, res_norm, eps=eps) @ res_proj.reshape(-1)
     weight = np.exp(score - score.max(axis=0))
     weight /= weight.sum(axis=0)
-    mixed: Array = np.einsum("st,sth->th", weight, sources)
-    return mixed
+    return rounded(np.einsum("st,sth->th", weight, sources), round)
 
 
 def attn_res_norm(
@@ -92,10 +106,11 @@ def attn_res_norm(
     n_blocks: int,
     eps: float,
     norm_eps: float,
+    round: int = 0,
 ) -> Array:
     """Mix, then norm. Shapes as in `attn_res`; norm (H,)."""
-    mixed = attn_res(prefix, blocks, res_norm, res_proj, n_blocks=n_blocks, eps=eps)
-    return rmsnorm(mixed, norm, eps=norm_eps)
+    mixed = attn_res(prefix, blocks, res_norm, res_proj, n_blocks=n_blocks, eps=eps, round=round)
+    return rmsnorm(mixed, norm, eps=norm_eps, round=round)
 
 
 def attn_part(
@@ -130,6 +145,7 @@ def mix_norm(
     *,
     eps: float,
     norm_eps: float,
+    round: int = 0,
 ) -> Array:
     """Add the prefix to a block part, then norm. Shapes: prefix (T, H), part (T, H + 16)."""
     width = prefix.shape[1]
@@ -137,7 +153,8 @@ def mix_norm(
     top = np.maximum(part[:, width], own)
     a, b = np.exp(part[:, width] - top), np.exp(own - top)
     mixed = a[:, None] * part[:, :width] + b[:, None] * prefix
-    return rmsnorm(mixed / (a * part[:, width + 1] + b)[:, None], norm, eps=norm_eps)
+    mixed = rounded(mixed / (a * part[:, width + 1] + b)[:, None], round)
+    return rmsnorm(mixed, norm, eps=norm_eps, round=round)
 
 
 def mix_linears(
@@ -149,10 +166,29 @@ def mix_linears(
     *weights: Array,
     eps: float,
     norm_eps: float,
+    round: int = 0,
 ) -> tuple[Array, ...]:
     """Multiply one normed mix by several matrices. Shapes: weights (R_i, H) -> each (T, R_i)."""
-    x = mix_norm(prefix, part, res_norm, res_proj, norm, eps=eps, norm_eps=norm_eps)
-    return tuple(x @ w.T for w in weights)
+    x = mix_norm(prefix, part, res_norm, res_proj, norm, eps=eps, norm_eps=norm_eps, round=round)
+    return tuple(gemv_bf16(x, w, round=round) for w in weights)
+
+
+def mix_linears_headed(
+    prefix: Array,
+    part: Array,
+    res_norm: Array,
+    res_proj: Array,
+    norm: Array,
+    *weights: Array,
+    eps: float,
+    norm_eps: float,
+    round: int = 0,
+    head_round: int = 0,
+) -> tuple[Array, ...]:
+    """Do as `mix_linears`, but the first linear rounds as its own flag says: it is the router's."""
+    x = mix_norm(prefix, part, res_norm, res_proj, norm, eps=eps, norm_eps=norm_eps, round=round)
+    flags = [head_round] + [round] * (len(weights) - 1)
+    return tuple(gemv_bf16(x, w, round=flag) for w, flag in zip(weights, flags, strict=True))
 
 
 def part(group: tuple[Array, ...], *, index: int) -> Array:
@@ -161,10 +197,10 @@ def part(group: tuple[Array, ...], *, index: int) -> Array:
 
 
 def situ_gemv_blocks(
-    gate: Array, up: Array, w: Array, *, beta: float, linear_beta: float
+    gate: Array, up: Array, w: Array, *, beta: float, linear_beta: float, round: int = 0
 ) -> Array:
     """Gate a unit, then multiply by a row-parallel matrix. Shapes: (T, K), w (R, K) -> (T, R)."""
-    return situ(gate, up, beta=beta, linear_beta=linear_beta) @ w.T
+    return situ(gate, up, beta=beta, linear_beta=linear_beta, round=round) @ w.T
 
 
 def block_push(prefix: Array, blocks: Array | None, *, index: int) -> Array:
@@ -177,26 +213,26 @@ def block_push(prefix: Array, blocks: Array | None, *, index: int) -> Array:
 # -- elementwise -------------------------------------------------------------------------------
 
 
-def add(a: Array, b: Array) -> Array:
+def add(a: Array, b: Array, *, round: int = 0) -> Array:
     """Add."""
-    return a + b
+    return rounded(a + b, round)
 
 
-def mul(a: Array, b: Array) -> Array:
+def mul(a: Array, b: Array, *, round: int = 0) -> Array:
     """Multiply."""
-    return a * b
+    return rounded(a * b, round)
 
 
-def sigmoid(x: Array) -> Array:
+def sigmoid(x: Array, *, round: int = 0) -> Array:
     """Return 1 / (1 + exp(-x)), without the overflow of exp for large negative x."""
     small = np.exp(-np.abs(x))
     result: Array = np.where(x >= 0, 1.0, small) / (1.0 + small)
-    return result
+    return rounded(result, round)
 
 
-def silu(x: Array) -> Array:
+def silu(x: Array, *, round: int = 0) -> Array:
     """Return x * sigmoid(x)."""
-    return x * sigmoid(x)
+    return rounded(x * sigmoid(x), round)
 
 
 def softcap(x: Array, *, beta: float) -> Array:
@@ -205,9 +241,9 @@ def softcap(x: Array, *, beta: float) -> Array:
     return result
 
 
-def situ(gate: Array, up: Array, *, beta: float, linear_beta: float) -> Array:
+def situ(gate: Array, up: Array, *, beta: float, linear_beta: float, round: int = 0) -> Array:
     """Gate a unit: the sigmoid sees the raw gate, linear_beta caps only up (k3_spec C.5)."""
-    return softcap(gate, beta=beta) * sigmoid(gate) * softcap(up, beta=linear_beta)
+    return rounded(softcap(gate, beta=beta) * sigmoid(gate) * softcap(up, beta=linear_beta), round)
 
 
 def scale(x: Array, *, factor: float) -> Array:
@@ -218,15 +254,14 @@ def scale(x: Array, *, factor: float) -> Array:
 # -- collectives and the choice of a token -----------------------------------------------------
 
 
-def all_reduce(x: Array) -> Array:
+def all_reduce(x: Array, *, round: int = 0) -> Array:
     """Add the ranks' partial sums. Shapes: (ranks, T, W) -> (T, W)."""
-    total: Array = x.sum(axis=0)
-    return total
+    return rounded(x.sum(axis=0), round)
 
 
-def all_reduce_add(residual: Array, x: Array) -> Array:
-    """Return residual + all_reduce(x)."""
-    return residual + all_reduce(x)
+def all_reduce_add(residual: Array, x: Array, *, round: int = 0) -> Array:
+    """Return residual + all_reduce(x), both of which round."""
+    return add(residual, all_reduce(x, round=round), round=round)
 
 
 def all_gather(x: Array) -> Array:
@@ -234,14 +269,14 @@ def all_gather(x: Array) -> Array:
     return np.concatenate(list(x), axis=-1)
 
 
-def reduce_gather(up: Array, x: Array) -> Array:
-    """Return all_gather(up) + all_reduce(x)."""
-    return all_gather(up) + all_reduce(x)
+def reduce_gather(up: Array, x: Array, *, round: int = 0) -> Array:
+    """Return all_gather(up) + all_reduce(x); reduction and sum round."""
+    return add(all_gather(up), all_reduce(x, round=round), round=round)
 
 
-def reduce_gather_add(residual: Array, up: Array, x: Array) -> Array:
-    """Return residual + (all_gather(up) + all_reduce(x))."""
-    return residual + reduce_gather(up, x)
+def reduce_gather_add(residual: Array, up: Array, x: Array, *, round: int = 0) -> Array:
+    """Return residual + (all_gather(up) + all_reduce(x)); reduction and both sums round."""
+    return add(residual, reduce_gather(up, x, round=round), round=round)
 
 
 def argmax(logits: Array, *, vocab_base: int) -> Array:

@@ -35,6 +35,21 @@ def decode_bf16(bits: npt.NDArray[np.uint16]) -> Array:
     return (bits.astype(np.uint32) << 16).view(np.float32).astype(np.float64)
 
 
+def rounded(x: Array, flag: int) -> Array:
+    """Return x behind a rounding point: to the nearest bf16, ties to even, if flagged.
+
+    Wrong if a value goes through binary32 first: its own rounding may make a tie.
+    """
+    if not flag:
+        return x
+    _, exponent = np.frexp(x)
+    finite = np.isfinite(x)
+    # Eight significant bits, and no finer than bf16's smallest subnormal, which is flushed anyway.
+    unit = np.ldexp(1.0, np.maximum(np.where(finite, exponent, 0) - 8, -133))
+    result: Array = np.where(finite, np.round(x / unit) * unit, x)
+    return result
+
+
 def decode_mxfp4(packed: npt.NDArray[np.uint8], scale: npt.NDArray[np.uint8]) -> Array:
     """Decode one MXFP4 matrix.
 

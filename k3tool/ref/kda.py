@@ -6,8 +6,8 @@ Source: modeling_kimi_linear.py@20a4fb101ce8 KimiDeltaAttention, fla kda naive; 
 
 import numpy as np
 
-from k3tool.ref.dense import head_rmsnorm, l2norm, scale, sigmoid, silu
-from k3tool.ref.formats import Array, Step
+from k3tool.ref.dense import gemv_bf16, head_rmsnorm, l2norm, mul, scale, sigmoid, silu
+from k3tool.ref.formats import Array, Step, rounded
 
 TAPS = 4
 
@@ -25,10 +25,12 @@ def short_conv(x: Array, conv: Array, taps: Array | None, *, step: Step) -> tupl
     return np.asarray(y), history[len(x) :]
 
 
-def conv_silu(x: Array, conv: Array, taps: Array | None, *, step: Step) -> tuple[Array, Array]:
+def conv_silu(
+    x: Array, conv: Array, taps: Array | None, *, step: Step, round: int = 0
+) -> tuple[Array, Array]:
     """Convolve, then SiLU. Shapes as in `short_conv`."""
     y, taps = short_conv(x, conv, taps, step=step)
-    return silu(y), taps
+    return silu(y, round=round), taps
 
 
 def kda_decay(
@@ -46,7 +48,15 @@ def kda_decay(
 
 
 def kda_step(
-    q: Array, k: Array, v: Array, decay: Array, beta: Array, s: Array | None, *, step: Step
+    q: Array,
+    k: Array,
+    v: Array,
+    decay: Array,
+    beta: Array,
+    s: Array | None,
+    *,
+    step: Step,
+    round: int = 0,
 ) -> tuple[Array, Array]:
     """Run the delta rule in time order; the state decays before the prediction, o sees the update.
 
@@ -62,7 +72,7 @@ def kda_step(
         error = v[t] - np.einsum("hk,hkv->hv", k[t], state)
         state = state + np.einsum("hk,hv->hkv", k[t], beta[t][:, None] * error)
         out[t] = np.einsum("hk,hkv->hv", q[t], state)
-    return out.reshape(tokens, heads * dim), state
+    return rounded(out.reshape(tokens, heads * dim), round), state
 
 
 def kda_core(
@@ -80,6 +90,7 @@ def kda_core(
     lower_bound: float,
     unit_cols: int,
     step: Step,
+    round: int = 0,
 ) -> tuple[Array, Array]:
     """Norm q and k, scale q after its norm, make decay and beta, run the delta rule."""
     return kda_step(
@@ -90,12 +101,15 @@ def kda_core(
         sigmoid(b),
         s,
         step=step,
+        round=round,
     )
 
 
-def kda_gated_norm(o: Array, norm: Array, gate: Array, *, eps: float) -> Array:
+def kda_gated_norm(
+    o: Array, norm: Array, gate: Array, *, eps: float, round: int = 0
+) -> Array:
     """Norm per head, then a plain sigmoid gate (not SiLU). Shapes: o, gate (T, C), norm (D,)."""
-    return head_rmsnorm(o, norm, eps=eps) * sigmoid(gate)
+    return mul(head_rmsnorm(o, norm, eps=eps), sigmoid(gate), round=round)
 
 
 def kda_heads(
@@ -123,13 +137,15 @@ def kda_heads(
     eps: float,
     unit_cols: int,
     step: Step,
+    round: int = 0,
 ) -> tuple[Array, tuple[Array, ...]]:
     """Do everything between the projections of a layer: the four new states beside the result."""
-    q, taps_q = conv_silu(q, conv_q, taps_q, step=step)
-    k, taps_k = conv_silu(k, conv_k, taps_k, step=step)
-    v, taps_v = conv_silu(v, conv_v, taps_v, step=step)
+    q, taps_q = conv_silu(q, conv_q, taps_q, step=step, round=round)
+    k, taps_k = conv_silu(k, conv_k, taps_k, step=step, round=round)
+    v, taps_v = conv_silu(v, conv_v, taps_v, step=step, round=round)
+    f = gemv_bf16(f, f_b, round=round)
     sizes = {"l2_eps": l2_eps, "q_scale": q_scale, "lower_bound": lower_bound}
     o, s = kda_core(
-        q, k, v, f @ f_b.T, b, a_log, dt_bias, s, **sizes, unit_cols=unit_cols, step=step
+        q, k, v, f, b, a_log, dt_bias, s, **sizes, unit_cols=unit_cols, step=step, round=round
     )
-    return kda_gated_norm(o, o_norm, gate, eps=eps), (taps_q, taps_k, taps_v, s)
+    return kda_gated_norm(o, o_norm, gate, eps=eps, round=round), (taps_q, taps_k, taps_v, s)

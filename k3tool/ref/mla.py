@@ -7,8 +7,8 @@ Source: modeling_kimi_linear.py@20a4fb101ce8 KimiMLAAttention; k3_spec C.4.
 
 import numpy as np
 
-from k3tool.ref.dense import rmsnorm, sigmoid
-from k3tool.ref.formats import Array, Step
+from k3tool.ref.dense import mul, rmsnorm, sigmoid
+from k3tool.ref.formats import Array, Step, rounded
 
 
 def _kv_b_heads(kv_b: Array, nope: int, v: int) -> tuple[Array, Array]:
@@ -17,16 +17,25 @@ def _kv_b_heads(kv_b: Array, nope: int, v: int) -> tuple[Array, Array]:
     return heads[:, :nope], heads[:, nope:]
 
 
-def mla_qlat(q: Array, kv_b: Array, *, nope: int, rope: int, v: int) -> Array:
+def mla_qlat(
+    q: Array, kv_b: Array, *, nope: int, rope: int, v: int, round: int = 0
+) -> Array:
     """Carry the query to the latent. Shapes: q (T, h*(nope+rope)) -> (T, h*(latent+rope))."""
     key, _ = _kv_b_heads(kv_b, nope, v)
     heads = q.reshape(len(q), -1, nope + rope)
-    latent = np.einsum("thn,hnl->thl", heads[..., :nope], key)
+    latent = rounded(np.einsum("thn,hnl->thl", heads[..., :nope], key), round)
     return np.concatenate([latent, heads[..., nope:]], axis=-1).reshape(len(q), -1)
 
 
 def mla_cache(
-    x: Array, norm: Array, cache: Array | None, *, latent: int, eps: float, step: Step
+    x: Array,
+    norm: Array,
+    cache: Array | None,
+    *,
+    latent: int,
+    eps: float,
+    step: Step,
+    round: int = 0,
 ) -> Array:
     """Append the normed latent and the shared key, which is not normed.
 
@@ -34,11 +43,14 @@ def mla_cache(
     """
     old = np.empty((0, x.shape[1])) if step.position == 0 or cache is None else cache
     assert len(old) >= step.position, (len(old), step.position)
-    row = np.concatenate([rmsnorm(x[:, :latent], norm, eps=eps), x[:, latent:]], axis=-1)
+    unit, key = rmsnorm(x[:, :latent], norm, eps=eps, round=round), rounded(x[:, latent:], round)
+    row = np.concatenate([unit, key], axis=-1)
     return np.concatenate([old[: step.position], row])
 
 
-def mla_attend(q: Array, cache: Array, *, latent: int, scale: float, step: Step) -> Array:
+def mla_attend(
+    q: Array, cache: Array, *, latent: int, scale: float, step: Step, round: int = 0
+) -> Array:
     """Attend to own and earlier positions. Shapes: q (T, h*(latent+rope)) -> (T, h*latent)."""
     heads = q.reshape(len(q), -1, cache.shape[1])
     score = np.einsum("thc,pc->thp", heads, cache) * scale
@@ -47,25 +59,30 @@ def mla_attend(q: Array, cache: Array, *, latent: int, scale: float, step: Step)
     weight = np.exp(score - score.max(axis=-1, keepdims=True))
     weight /= weight.sum(axis=-1, keepdims=True)
     context: Array = np.einsum("thp,pl->thl", weight, cache[:, :latent])
-    return context.reshape(len(q), -1)
+    return rounded(context.reshape(len(q), -1), round)
 
 
-def mla_uv(ctx: Array, kv_b: Array, *, nope: int, v: int, latent: int) -> Array:
+def mla_uv(
+    ctx: Array, kv_b: Array, *, nope: int, v: int, latent: int, round: int = 0
+) -> Array:
     """Carry the context to values. Shapes: ctx (T, h*latent) -> (T, h*v)."""
     _, value = _kv_b_heads(kv_b, nope, v)
     heads = ctx.reshape(len(ctx), -1, latent)
     out: Array = np.einsum("thl,hvl->thv", heads, value)
-    return out.reshape(len(ctx), -1)
+    return rounded(out.reshape(len(ctx), -1), round)
 
 
-def mla_out_gate(o: Array, gate: Array) -> Array:
-    """Gate without a norm: o * sigmoid(gate)."""
-    return o * sigmoid(gate)
+def mla_out_gate(o: Array, gate: Array, *, round: int = 0) -> Array:
+    """Gate without a norm: o * sigmoid(gate), both of which round."""
+    return mul(o, sigmoid(gate, round=round), round=round)
 
 
-def mla_uv_gate(ctx: Array, kv_b: Array, gate: Array, *, nope: int, v: int, latent: int) -> Array:
+def mla_uv_gate(
+    ctx: Array, kv_b: Array, gate: Array, *, nope: int, v: int, latent: int, round: int = 0
+) -> Array:
     """Carry the context to values, then gate."""
-    return mla_out_gate(mla_uv(ctx, kv_b, nope=nope, v=v, latent=latent), gate)
+    o = mla_uv(ctx, kv_b, nope=nope, v=v, latent=latent, round=round)
+    return mla_out_gate(o, gate, round=round)
 
 
 def mla_heads(
@@ -80,8 +97,9 @@ def mla_heads(
     v: int,
     scale: float,
     step: Step,
+    round: int = 0,
 ) -> Array:
     """Do everything between the query and the output projection. Shapes: -> (T, h*v)."""
-    q = mla_qlat(q, kv_b, nope=nope, rope=rope, v=v)
-    ctx = mla_attend(q, cache, latent=latent, scale=scale, step=step)
-    return mla_uv_gate(ctx, kv_b, gate, nope=nope, v=v, latent=latent)
+    q = mla_qlat(q, kv_b, nope=nope, rope=rope, v=v, round=round)
+    ctx = mla_attend(q, cache, latent=latent, scale=scale, step=step, round=round)
+    return mla_uv_gate(ctx, kv_b, gate, nope=nope, v=v, latent=latent, round=round)

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from k3tool.ref.dense import sigmoid, situ
-from k3tool.ref.formats import Array
+from k3tool.ref.formats import Array, rounded
 
 
 class Experts(Protocol):
@@ -50,21 +50,28 @@ def _chosen(route: Array) -> Iterator[tuple[int, tuple[npt.NDArray[np.int64], ..
         yield int(expert), np.nonzero(ids == expert)
 
 
-def moe_up_mxfp4(z: Array, route: Array, w: Experts) -> Array:
+def moe_up_mxfp4(z: Array, route: Array, w: Experts, *, round: int = 0) -> Array:
     """Multiply each token by its experts' matrices. Shapes: z (T, K) -> (T, k*R)."""
     parts = [(where, z[where[0]] @ w[expert].T) for expert, where in _chosen(route)]
     y = np.empty((len(z), route.shape[1] // 2, parts[0][1].shape[1]))
     for where, part in parts:
         y[where] = part
-    return y.reshape(len(z), -1)
+    return rounded(y.reshape(len(z), -1), round)
 
 
 def moe_glu_mxfp4(
-    z: Array, route: Array, w1: Experts, w3: Experts, *, beta: float, linear_beta: float
+    z: Array,
+    route: Array,
+    w1: Experts,
+    w3: Experts,
+    *,
+    beta: float,
+    linear_beta: float,
+    round: int = 0,
 ) -> Array:
     """Gated unit of each chosen expert. Shapes: z (T, K) -> (T, k*R)."""
-    gate, up = moe_up_mxfp4(z, route, w1), moe_up_mxfp4(z, route, w3)
-    return situ(gate, up, beta=beta, linear_beta=linear_beta)
+    gate, up = (moe_up_mxfp4(z, route, w, round=round) for w in (w1, w3))
+    return situ(gate, up, beta=beta, linear_beta=linear_beta, round=round)
 
 
 def moe_down_mxfp4(x: Array, route: Array, w2: Experts) -> Array:
@@ -90,10 +97,11 @@ def moe_glu_topk(
     top_k: int,
     beta: float,
     linear_beta: float,
+    round: int = 0,
 ) -> Array:
     """Choose, then the gated units of the chosen. Only the choice matters, not its weights."""
     route = router_topk(scores, bias, top_k=top_k, scale=1.0)
-    return moe_glu_mxfp4(z, route, w1, w3, beta=beta, linear_beta=linear_beta)
+    return moe_glu_mxfp4(z, route, w1, w3, beta=beta, linear_beta=linear_beta, round=round)
 
 
 def moe_down_topk(

@@ -26,7 +26,7 @@ REFERENCE: dict[Op, Reference] = {
     Op.NORM_GEMV_BF16: dense.norm_gemv_bf16,
     Op.GLU_BF16: dense.glu_bf16,
     Op.MIX_LINEARS_3: dense.mix_linears,
-    Op.MIX_LINEARS_4: dense.mix_linears,
+    Op.MIX_LINEARS_4: dense.mix_linears_headed,
     Op.MIX_LINEARS_6: dense.mix_linears,
     Op.SITU_GEMV_BLOCKS: dense.situ_gemv_blocks,
     Op.RMSNORM: dense.rmsnorm,
@@ -125,7 +125,7 @@ def check(references: Mapping[Op, Reference]) -> None:
         if any(p.kind is inspect.Parameter.VAR_POSITIONAL for p in parameters):
             names = names[: len(by_position)]
         assert by_position == names, f"{spec.name}: {by_position}"
-        known = {param.name for param in spec.params} | _CONTEXT
+        known = {param.name for param in spec.params} | _CONTEXT | set(spec.flags)
         unknown = set(keyword_names(reference)) - known
         assert not unknown, f"{spec.name} has no parameter {sorted(unknown)}"
 

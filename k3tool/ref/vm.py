@@ -146,7 +146,7 @@ class Vm:
             is_f32 = param.kind == "f32"
             value = self._constants.get(bits, f32_value(bits)) if is_f32 else bits
             keywords[param.name] = value
-        return keywords
+        return keywords | spec.flag_values(int(record[0]) >> 16)
 
     def _store(self, spec: OpSpec, record: Array, rank: int, step: Step, result: Any) -> None:
         memory, tokens = self.memories[rank], len(step.ids)

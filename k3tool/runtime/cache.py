@@ -211,6 +211,7 @@ def _cached_program(source: Source, options: RunOptions, say: Say) -> Program:
         "batch": BATCH,
         "ctx": context_of(options, source.config),
         "without": sorted(options.without),
+        "numerics": options.numerics or "f32",
     }
     eps = dict(sorted(source.config.eps.items()))
     reference = source.as_input()
@@ -252,8 +253,14 @@ def _check_settings(isa: Isa, settings: dict[str, Any], name: str) -> None:
     for key in ("workgroups", "chunk", "batch"):
         if isa.params[key] != settings[key]:
             raise ArtifactError(f"{name}: {key}", got=isa.params[key], need=settings[key])
+    _check_mode(isa, settings["numerics"], name)
     if int(isa.params["ctx"]) < int(settings["ctx"]):  # compiled ones are rounded up to pages
         raise ArtifactError(f"{name}: ctx", got=isa.params["ctx"], need=settings["ctx"])
+
+
+def _check_mode(isa: Isa, mode: str, name: str) -> None:
+    if isa.params["numerics"]["mode"] != mode:
+        raise ArtifactError(f"{name}: numerics", got=isa.params["numerics"]["mode"], need=mode)
 
 
 def _check_foreign(isa: Isa, source: Source, options: RunOptions, name: str) -> None:
@@ -272,6 +279,8 @@ def _check_foreign(isa: Isa, source: Source, options: RunOptions, name: str) -> 
             need=f"{source.identity[:16]}.. of {source.path}",
             hint=f"k3tool compile-plan {source.path} -o plan.h5",
         )  # fmt: skip
+    if options.numerics is not None:
+        _check_mode(isa, options.numerics, name)
     for option, value in (("workgroups", options.workgroups), ("ctx", options.ctx)):
         if value is not None and value > int(isa.params[option]):
             raise ArtifactError(f"{name}: {option}", got=isa.params[option], need=value)

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from k3tool.errors import UsageError
 from k3tool.model.config import K3Config
+from k3tool.model.graph import MODES
 from k3tool.targets import DEFAULT_CONTEXT
 
 _MOST = {"threads": 1024, "workgroups": 4096, "chunk": 4096}
@@ -18,7 +19,8 @@ class RunOptions:
     """One run. `source` is a checkpoint or a shards folder; None means: chosen from the rest.
 
     `threads` is per rank. `prefill` names the program that reads the prompt; `decode` reads one
-    token a step. `without` and `eps` change the plan. `interpreter` runs another build of `k3-cpu`.
+    token a step. `numerics`, `without` and `eps` change the plan. `interpreter` runs another build
+    of `k3-cpu`.
     """
 
     source: Path
@@ -29,6 +31,7 @@ class RunOptions:
     chunk: int | None = None
     ctx: int | None = None
     workgroups: int | None = None
+    numerics: str | None = None  # mode of a compiled program: f32 unless asked for
     leaves: str = "auto"
     cache: Path | None = None
     ignore_eos: bool = False
@@ -70,6 +73,8 @@ def check_request(options: RunOptions, config: K3Config) -> None:
         if value is not None and not 1 <= value <= _MOST.get(name, value):
             most = f"1 to {_MOST[name]}" if name in _MOST else "at least 1"
             raise UsageError(f"--{name}", got=value, need=most)
+    if options.numerics not in (None, *MODES):
+        raise UsageError("--numerics", got=options.numerics, need=" or ".join(MODES))
     if options.prefill not in ("prefill", "decode"):
         raise UsageError("--prefill", got=options.prefill, need="prefill or decode")
     if options.isa is not None and options.plan is not None:

@@ -7,7 +7,7 @@
 #define K3_PAGE_TOKENS 256
 #define K3_CANDIDATE_WORDS 4
 #define K3_RUN_SHIFT 8
-#define K3_ISA_HASH "a601c32e5a9a75f1fa26e6271cbaf0e62d01d3f5a23d656f4168637a0ffbcb6e"
+#define K3_ISA_HASH "cfe990f743ae5203ba10fa1b547e77280984bd77945c6c3235594c356ea320f4"
 
 /* nothing */
 #define K3_OP_NOP 0
@@ -26,6 +26,7 @@
 #define K3_GEMV_BF16_Y 2 /* handle: out */
 #define K3_GEMV_BF16_K 0 /* param: u32, elements */
 #define K3_GEMV_BF16_HEAD_ONLY 1 /* param: u32, flag */
+#define K3_GEMV_BF16_ROUND 16u /* flag */
 
 /* y[t,r] = tree(rule3 of each of this rank's n_blocks blocks of row r) */
 #define K3_OP_GEMV_BF16_BLOCKS 18
@@ -34,6 +35,7 @@
 #define K3_GEMV_BF16_BLOCKS_Y 2 /* handle: out */
 #define K3_GEMV_BF16_BLOCKS_K 0 /* param: u32, elements */
 #define K3_GEMV_BF16_BLOCKS_N_BLOCKS 1 /* param: u32, blocks */
+#define K3_GEMV_BF16_BLOCKS_X_BF16 16u /* flag */
 
 /* y[t,r] = rule3(w[r], rmsnorm(x[t]; norm, eps)) */
 #define K3_OP_NORM_GEMV_BF16 19
@@ -44,6 +46,8 @@
 #define K3_NORM_GEMV_BF16_K 0 /* param: u32, elements */
 #define K3_NORM_GEMV_BF16_EPS 1 /* param: f32, 1 */
 #define K3_NORM_GEMV_BF16_HEAD_ONLY 2 /* param: u32, flag */
+#define K3_NORM_GEMV_BF16_NORM_ROUND 16u /* flag */
+#define K3_NORM_GEMV_BF16_ROUND 32u /* flag */
 
 /* y[t,r] = situ(rule3(gate[r], x[t]), rule3(up[r], x[t])) */
 #define K3_OP_GLU_BF16 20
@@ -54,6 +58,7 @@
 #define K3_GLU_BF16_K 0 /* param: u32, elements */
 #define K3_GLU_BF16_BETA 1 /* param: f32, 1 */
 #define K3_GLU_BF16_LINEAR_BETA 2 /* param: f32, 1 */
+#define K3_GLU_BF16_ROUND 16u /* flag */
 
 /* y_i[t,r] = rule3(w_i[r], rmsnorm(mix of prefix and the block part (numerics, AttnRes); norm, norm_eps)) */
 #define K3_OP_MIX_LINEARS_3 21
@@ -73,6 +78,7 @@
 #define K3_MIX_LINEARS_3_NORM_EPS 2 /* param: f32, 1 */
 #define K3_MIX_LINEARS_3_ROWS01 3 /* param: u32, rows */
 #define K3_MIX_LINEARS_3_ROWS2 4 /* param: u32, rows */
+#define K3_MIX_LINEARS_3_ROUND 16u /* flag */
 
 /* y_i[t,r] = rule3(w_i[r], rmsnorm(mix of prefix and the block part (numerics, AttnRes); norm, norm_eps)) */
 #define K3_OP_MIX_LINEARS_4 22
@@ -94,6 +100,8 @@
 #define K3_MIX_LINEARS_4_NORM_EPS 2 /* param: f32, 1 */
 #define K3_MIX_LINEARS_4_ROWS01 3 /* param: u32, rows */
 #define K3_MIX_LINEARS_4_ROWS23 4 /* param: u32, rows */
+#define K3_MIX_LINEARS_4_ROUND 16u /* flag */
+#define K3_MIX_LINEARS_4_HEAD_ROUND 32u /* flag */
 
 /* y_i[t,r] = rule3(w_i[r], rmsnorm(mix of prefix and the block part (numerics, AttnRes); norm, norm_eps)) */
 #define K3_OP_MIX_LINEARS_6 23
@@ -120,6 +128,7 @@
 #define K3_MIX_LINEARS_6_ROWS01 3 /* param: u32, rows */
 #define K3_MIX_LINEARS_6_ROWS23 4 /* param: u32, rows */
 #define K3_MIX_LINEARS_6_ROWS45 5 /* param: u32, rows */
+#define K3_MIX_LINEARS_6_ROUND 16u /* flag */
 
 /* y = gemv_blocks(situ(gate, up); w) */
 #define K3_OP_SITU_GEMV_BLOCKS 24
@@ -131,6 +140,7 @@
 #define K3_SITU_GEMV_BLOCKS_N_BLOCKS 1 /* param: u32, blocks */
 #define K3_SITU_GEMV_BLOCKS_BETA 2 /* param: f32, 1 */
 #define K3_SITU_GEMV_BLOCKS_LINEAR_BETA 3 /* param: f32, 1 */
+#define K3_SITU_GEMV_BLOCKS_ROUND 16u /* flag */
 
 /* y = (x * (1 / sqrt(ss / width + eps))) * norm */
 #define K3_OP_RMSNORM 32
@@ -138,6 +148,7 @@
 #define K3_RMSNORM_NORM 1 /* handle: weight */
 #define K3_RMSNORM_Y 2 /* handle: out */
 #define K3_RMSNORM_EPS 0 /* param: f32, 1 */
+#define K3_RMSNORM_ROUND 16u /* flag */
 
 /* y = softmax-weighted mix of n_blocks finished blocks and the prefix (numerics, AttnRes) */
 #define K3_OP_ATTN_RES 33
@@ -148,6 +159,7 @@
 #define K3_ATTN_RES_Y 4 /* handle: out */
 #define K3_ATTN_RES_N_BLOCKS 0 /* param: u32, blocks */
 #define K3_ATTN_RES_EPS 1 /* param: f32, 1 */
+#define K3_ATTN_RES_ROUND 16u /* flag */
 
 /* y = rmsnorm(attn_res(prefix, blocks); norm, norm_eps) */
 #define K3_OP_ATTN_RES_NORM 34
@@ -160,6 +172,7 @@
 #define K3_ATTN_RES_NORM_N_BLOCKS 0 /* param: u32, blocks */
 #define K3_ATTN_RES_NORM_EPS 1 /* param: f32, 1 */
 #define K3_ATTN_RES_NORM_NORM_EPS 2 /* param: f32, 1 */
+#define K3_ATTN_RES_NORM_ROUND 16u /* flag */
 
 /* blocks[index] = prefix: a move */
 #define K3_OP_BLOCK_PUSH 35
@@ -172,22 +185,26 @@
 #define K3_ADD_A 0 /* handle: in */
 #define K3_ADD_B 1 /* handle: in */
 #define K3_ADD_Y 2 /* handle: out */
+#define K3_ADD_ROUND 16u /* flag */
 
 /* y = a * b */
 #define K3_OP_MUL 37
 #define K3_MUL_A 0 /* handle: in */
 #define K3_MUL_B 1 /* handle: in */
 #define K3_MUL_Y 2 /* handle: out */
+#define K3_MUL_ROUND 16u /* flag */
 
 /* y = 1 / (1 + exp(-x)) */
 #define K3_OP_SIGMOID 38
 #define K3_SIGMOID_X 0 /* handle: in */
 #define K3_SIGMOID_Y 1 /* handle: out */
+#define K3_SIGMOID_ROUND 16u /* flag */
 
 /* y = x * sigmoid(x) */
 #define K3_OP_SILU 39
 #define K3_SILU_X 0 /* handle: in */
 #define K3_SILU_Y 1 /* handle: out */
+#define K3_SILU_ROUND 16u /* flag */
 
 /* y = beta * tanh(x / beta) */
 #define K3_OP_SOFTCAP 40
@@ -202,6 +219,7 @@
 #define K3_SITU_Y 2 /* handle: out */
 #define K3_SITU_BETA 0 /* param: f32, 1 */
 #define K3_SITU_LINEAR_BETA 1 /* param: f32, 1 */
+#define K3_SITU_ROUND 16u /* flag */
 
 /* y = x * (1 / sqrt(sum x^2 + eps)) per head of unit_cols */
 #define K3_OP_L2NORM 42
@@ -274,6 +292,7 @@
 #define K3_CONV_SILU_CONV 1 /* handle: weight */
 #define K3_CONV_SILU_TAPS 2 /* handle: state */
 #define K3_CONV_SILU_Y 3 /* handle: out */
+#define K3_CONV_SILU_ROUND 16u /* flag */
 
 /* y = exp(lower_bound * sigmoid(exp(a_log[h]) * (f + dt_bias))) */
 #define K3_OP_KDA_DECAY 50
@@ -292,6 +311,7 @@
 #define K3_KDA_STEP_BETA 4 /* handle: in */
 #define K3_KDA_STEP_S 5 /* handle: state */
 #define K3_KDA_STEP_Y 6 /* handle: out */
+#define K3_KDA_STEP_ROUND 16u /* flag */
 
 /* kda_step(scale(l2norm(q)), l2norm(k), v, kda_decay(f), sigmoid(b)) */
 #define K3_OP_KDA_CORE 52
@@ -307,6 +327,7 @@
 #define K3_KDA_CORE_L2_EPS 0 /* param: f32, 1 */
 #define K3_KDA_CORE_Q_SCALE 1 /* param: f32, 1 */
 #define K3_KDA_CORE_LOWER_BOUND 2 /* param: f32, 1 */
+#define K3_KDA_CORE_ROUND 16u /* flag */
 
 /* y = head_rmsnorm(o; norm, eps) * sigmoid(gate) */
 #define K3_OP_KDA_GATED_NORM 53
@@ -315,6 +336,7 @@
 #define K3_KDA_GATED_NORM_GATE 2 /* handle: in */
 #define K3_KDA_GATED_NORM_Y 3 /* handle: out */
 #define K3_KDA_GATED_NORM_EPS 0 /* param: f32, 1 */
+#define K3_KDA_GATED_NORM_ROUND 16u /* flag */
 
 /* kda_gated_norm(kda_core(conv_silu(q), conv_silu(k), conv_silu(v), gemv(f; f_b), b), gate) */
 #define K3_OP_KDA_HEADS 54
@@ -341,6 +363,7 @@
 #define K3_KDA_HEADS_LOWER_BOUND 2 /* param: f32, 1 */
 #define K3_KDA_HEADS_EPS 3 /* param: f32, 1 */
 #define K3_KDA_HEADS_RANK 4 /* param: u32, elements */
+#define K3_KDA_HEADS_ROUND 16u /* flag */
 
 /* y[h] = [rule3 over nope of W_UK[h]^T q_nope | q_rope] */
 #define K3_OP_MLA_QLAT 56
@@ -351,6 +374,7 @@
 #define K3_MLA_QLAT_ROPE 1 /* param: u32, elements */
 #define K3_MLA_QLAT_LATENT 2 /* param: u32, elements */
 #define K3_MLA_QLAT_V 3 /* param: u32, elements */
+#define K3_MLA_QLAT_ROUND 16u /* flag */
 
 /* cache[slot, position] = [rmsnorm(latent; norm, eps) | shared key] */
 #define K3_OP_MLA_CACHE 57
@@ -360,6 +384,7 @@
 #define K3_MLA_CACHE_LATENT 0 /* param: u32, elements */
 #define K3_MLA_CACHE_ROPE 1 /* param: u32, elements */
 #define K3_MLA_CACHE_EPS 2 /* param: f32, 1 */
+#define K3_MLA_CACHE_ROUND 16u /* flag */
 
 /* y[h] = softmax(q.cache * scale) over positions <= own, by pages, times latent */
 #define K3_OP_MLA_ATTEND 58
@@ -370,6 +395,7 @@
 #define K3_MLA_ATTEND_ROPE 1 /* param: u32, elements */
 #define K3_MLA_ATTEND_SCALE 2 /* param: f32, 1 */
 #define K3_MLA_ATTEND_PAGE_TOKENS 3 /* param: u32, tokens */
+#define K3_MLA_ATTEND_ROUND 16u /* flag */
 
 /* y[t,h*v+i] = rule3(W_UV[h][i], ctx[t,h]) */
 #define K3_OP_MLA_UV 59
@@ -379,12 +405,14 @@
 #define K3_MLA_UV_NOPE 0 /* param: u32, elements */
 #define K3_MLA_UV_V 1 /* param: u32, elements */
 #define K3_MLA_UV_LATENT 2 /* param: u32, elements */
+#define K3_MLA_UV_ROUND 16u /* flag */
 
 /* y = o * sigmoid(gate) */
 #define K3_OP_MLA_OUT_GATE 60
 #define K3_MLA_OUT_GATE_O 0 /* handle: in */
 #define K3_MLA_OUT_GATE_GATE 1 /* handle: in */
 #define K3_MLA_OUT_GATE_Y 2 /* handle: out */
+#define K3_MLA_OUT_GATE_ROUND 16u /* flag */
 
 /* y = mla_uv(ctx) * sigmoid(gate) */
 #define K3_OP_MLA_UV_GATE 61
@@ -395,6 +423,7 @@
 #define K3_MLA_UV_GATE_NOPE 0 /* param: u32, elements */
 #define K3_MLA_UV_GATE_V 1 /* param: u32, elements */
 #define K3_MLA_UV_GATE_LATENT 2 /* param: u32, elements */
+#define K3_MLA_UV_GATE_ROUND 16u /* flag */
 
 /* mla_uv_gate(mla_attend(mla_qlat(q), cache), gate) */
 #define K3_OP_MLA_HEADS 62
@@ -409,6 +438,7 @@
 #define K3_MLA_HEADS_V 3 /* param: u32, elements */
 #define K3_MLA_HEADS_SCALE 4 /* param: f32, 1 */
 #define K3_MLA_HEADS_PAGE_TOKENS 5 /* param: u32, tokens */
+#define K3_MLA_HEADS_ROUND 16u /* flag */
 
 /* top_k of sigmoid + bias, ids ascending; w = s / (sum s + 1e-20) * scale */
 #define K3_OP_ROUTER_TOPK 64
@@ -427,6 +457,7 @@
 #define K3_MOE_UP_MXFP4_Y 3 /* handle: out */
 #define K3_MOE_UP_MXFP4_K 0 /* param: u32, elements */
 #define K3_MOE_UP_MXFP4_TOP_K 1 /* param: u32, experts */
+#define K3_MOE_UP_MXFP4_ROUND 16u /* flag */
 
 /* y[t,s,r] = situ(rule3(w1[expert s][r], z[t]), rule3(w3[expert s][r], z[t])) */
 #define K3_OP_MOE_GLU_MXFP4 66
@@ -439,6 +470,7 @@
 #define K3_MOE_GLU_MXFP4_TOP_K 1 /* param: u32, experts */
 #define K3_MOE_GLU_MXFP4_BETA 2 /* param: f32, 1 */
 #define K3_MOE_GLU_MXFP4_LINEAR_BETA 3 /* param: f32, 1 */
+#define K3_MOE_GLU_MXFP4_ROUND 16u /* flag */
 
 /* y[t,r] = tree over blocks of sum over experts ascending of w_e * rule3(block of w2[e][r], x[t,s]) */
 #define K3_OP_MOE_DOWN_MXFP4 67
@@ -449,6 +481,7 @@
 #define K3_MOE_DOWN_MXFP4_K 0 /* param: u32, elements */
 #define K3_MOE_DOWN_MXFP4_TOP_K 1 /* param: u32, experts */
 #define K3_MOE_DOWN_MXFP4_N_BLOCKS 2 /* param: u32, blocks */
+#define K3_MOE_DOWN_MXFP4_X_BF16 16u /* flag */
 
 /* y = moe_glu(z, router_topk(scores)) */
 #define K3_OP_MOE_GLU_TOPK 68
@@ -463,6 +496,7 @@
 #define K3_MOE_GLU_TOPK_BETA 2 /* param: f32, 1 */
 #define K3_MOE_GLU_TOPK_LINEAR_BETA 3 /* param: f32, 1 */
 #define K3_MOE_GLU_TOPK_N_EXPERTS 4 /* param: u32, experts */
+#define K3_MOE_GLU_TOPK_ROUND 16u /* flag */
 
 /* y = moe_down(x, router_topk(scores)) */
 #define K3_OP_MOE_DOWN_TOPK 69
@@ -476,6 +510,7 @@
 #define K3_MOE_DOWN_TOPK_N_BLOCKS 2 /* param: u32, blocks */
 #define K3_MOE_DOWN_TOPK_SCALE 3 /* param: f32, 1 */
 #define K3_MOE_DOWN_TOPK_N_EXPERTS 4 /* param: u32, experts */
+#define K3_MOE_DOWN_TOPK_X_BF16 16u /* flag */
 
 /* y[t] = (best, lowest index, second best) of this rank's logits */
 #define K3_OP_ARGMAX 72
@@ -493,12 +528,14 @@
 #define K3_OP_ALL_REDUCE 80
 #define K3_ALL_REDUCE_X 0 /* handle: peer */
 #define K3_ALL_REDUCE_Y 1 /* handle: out */
+#define K3_ALL_REDUCE_ROUND 16u /* flag */
 
 /* y = residual + all_reduce(x) */
 #define K3_OP_ALL_REDUCE_ADD 81
 #define K3_ALL_REDUCE_ADD_RESIDUAL 0 /* handle: in */
 #define K3_ALL_REDUCE_ADD_X 1 /* handle: peer */
 #define K3_ALL_REDUCE_ADD_Y 2 /* handle: out */
+#define K3_ALL_REDUCE_ADD_ROUND 16u /* flag */
 
 /* y = the ranks' x side by side */
 #define K3_OP_ALL_GATHER 82
@@ -512,6 +549,7 @@
 #define K3_REDUCE_GATHER_X 1 /* handle: peer */
 #define K3_REDUCE_GATHER_Y 2 /* handle: out */
 #define K3_REDUCE_GATHER_SHARD_COLS 0 /* param: u32, columns */
+#define K3_REDUCE_GATHER_ROUND 16u /* flag */
 
 /* y = residual + (all_gather(up) + all_reduce(x)) */
 #define K3_OP_REDUCE_GATHER_ADD 84
@@ -520,6 +558,7 @@
 #define K3_REDUCE_GATHER_ADD_X 2 /* handle: peer */
 #define K3_REDUCE_GATHER_ADD_Y 3 /* handle: out */
 #define K3_REDUCE_GATHER_ADD_SHARD_COLS 0 /* param: u32, columns */
+#define K3_REDUCE_GATHER_ADD_ROUND 16u /* flag */
 
 /* X(NAME, name): every op that a target serves in a phase. */
 #define K3_OPS_CPU_DECODE(X) \

@@ -10,11 +10,12 @@
 K3_FN void k3_op_add(K3Ctx *c, const K3Inst *inst, uint32_t u0, uint32_t u1) {
     const float *K3_RESTRICT a = k3_in(c, inst, K3_ADD_A);
     const float *K3_RESTRICT b = k3_in(c, inst, K3_ADD_B);
+    const int round = k3_flag(inst, K3_ADD_ROUND);
     float *K3_RESTRICT y = k3_out(c, inst, K3_ADD_Y);
     uint32_t t;
     for (t = 0; t < c->step->n_tokens; t++) {
         const uint64_t row = (uint64_t)t * inst->width;
-        K3_FOR(j, u0 * inst->unit_cols, u1 * inst->unit_cols) { y[row + j] = a[row + j] + b[row + j]; }
+        K3_FOR(j, u0 * inst->unit_cols, u1 * inst->unit_cols) { y[row + j] = k3_rnd(a[row + j] + b[row + j], round); }
     }
 }
 

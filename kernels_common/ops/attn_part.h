@@ -23,7 +23,7 @@ K3_FN void k3_op_attn_part(K3Ctx *c, const K3Inst *inst, uint32_t u0, uint32_t u
     uint32_t t;
     if (!k3_mix_begin(c, &m, k3_in(c, inst, K3_ATTN_PART_BLOCKS), k3_bf16(c, inst, K3_ATTN_PART_RES_NORM),
                       k3_bf16(c, inst, K3_ATTN_PART_RES_PROJ), inst->param[K3_ATTN_PART_N_BLOCKS],
-                      inst->width - K3_PART_EXTRA, k3_f32_param(inst, K3_ATTN_PART_EPS)))
+                      inst->width - K3_PART_EXTRA, k3_f32_param(inst, K3_ATTN_PART_EPS), 0))
         return;
     for (t = u0; t < k3_min(u1, c->step->n_tokens); t++) {
         k3_part_row(c, &m, y + (uint64_t)t * inst->width, t);

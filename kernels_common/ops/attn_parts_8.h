@@ -18,7 +18,7 @@ K3_FN void k3_op_attn_parts_8(K3Ctx *c, const K3Inst *inst, uint32_t u0, uint32_
                           k3_bf16(c, inst, K3_ATTN_PARTS_8_RES_NORM0 + (2u * i << K3_RUN_SHIFT)),
                           k3_bf16(c, inst, K3_ATTN_PARTS_8_RES_PROJ0 + (2u * i << K3_RUN_SHIFT)),
                           inst->param[K3_ATTN_PARTS_8_N_BLOCKS], width - K3_PART_EXTRA,
-                          k3_f32_param(inst, K3_ATTN_PARTS_8_EPS)))
+                          k3_f32_param(inst, K3_ATTN_PARTS_8_EPS), 0))
             return;
         for (t = 0; t < c->step->n_tokens; t++) {
             k3_part_row(c, &m, y + (uint64_t)t * width, t);

@@ -20,6 +20,7 @@ typedef struct K3Mix {
     uint64_t block_stride;
     uint32_t n_blocks, width;
     float eps;
+    int round; /* the mix is behind a rounding point; scores and the block part never are */
 } K3Mix;
 
 K3_FN float k3_mix_score(K3Ctx *c, const K3Mix *m, const float *v, uint32_t token) {
@@ -70,7 +71,7 @@ K3_FN void k3_mix_prefix(K3Ctx *c, const K3Mix *m, const float *o_B, float m_B, 
     const float M = m_B > s_p ? m_B : s_p;
     const float a = k3_exp(m_B - M), b = k3_exp(s_p - M);
     const float r = 1.0f / k3_fma(a, s_B, b);
-    K3_FOR(j, 0, m->width) { y[j] = k3_fma(a, o_B[j], b * prefix[j]) * r; }
+    K3_FOR(j, 0, m->width) { y[j] = k3_rnd(k3_fma(a, o_B[j], b * prefix[j]) * r, m->round); }
 }
 
 /* One token. */
@@ -78,7 +79,7 @@ K3_FN void k3_mix_row(K3Ctx *c, const K3Mix *m, const float *K3_RESTRICT prefix,
                       uint32_t token) {
     float s_B, m_B;
     if (m->n_blocks == 0u) {
-        K3_FOR(j, 0, m->width) { y[j] = prefix[j]; }
+        K3_FOR(j, 0, m->width) { y[j] = k3_rnd(prefix[j], m->round); }
         return;
     }
     m_B = k3_mix_part(c, m, token, y, &s_B);
@@ -87,7 +88,7 @@ K3_FN void k3_mix_row(K3Ctx *c, const K3Mix *m, const float *K3_RESTRICT prefix,
 
 /* Fill the mix of an instruction; returns 0 (and leaves a fault) when scratch is short. */
 K3_FN int k3_mix_begin(K3Ctx *c, K3Mix *m, const float *blocks, const uint16_t *norm, const uint16_t *proj,
-                       uint32_t n_blocks, uint32_t width, float eps) {
+                       uint32_t n_blocks, uint32_t width, float eps, int round) {
     float *f = k3_scratch(c, (uint64_t)width + n_blocks);
     if (!f) return 0;
     K3_FOR(j, 0, width) { f[j] = k3_bf16_to_f32(norm[j]) * k3_bf16_to_f32(proj[j]); }
@@ -99,6 +100,7 @@ K3_FN int k3_mix_begin(K3Ctx *c, K3Mix *m, const float *blocks, const uint16_t *
     m->n_blocks = n_blocks;
     m->width = width;
     m->eps = eps;
+    m->round = round;
     return 1;
 }
 
@@ -109,7 +111,7 @@ K3_FN void k3_op_attn_res(K3Ctx *c, const K3Inst *inst, uint32_t u0, uint32_t u1
     uint32_t t;
     if (!k3_mix_begin(c, &m, k3_in(c, inst, K3_ATTN_RES_BLOCKS), k3_bf16(c, inst, K3_ATTN_RES_RES_NORM),
                       k3_bf16(c, inst, K3_ATTN_RES_RES_PROJ), inst->param[K3_ATTN_RES_N_BLOCKS], inst->width,
-                      k3_f32_param(inst, K3_ATTN_RES_EPS)))
+                      k3_f32_param(inst, K3_ATTN_RES_EPS), k3_flag(inst, K3_ATTN_RES_ROUND)))
         return;
     for (t = u0; t < k3_min(u1, c->step->n_tokens); t++) {
         k3_mix_row(c, &m, prefix + (uint64_t)t * m.width, y + (uint64_t)t * m.width, t);

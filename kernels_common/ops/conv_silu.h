@@ -8,6 +8,7 @@
 
 K3_FN void k3_op_conv_silu(K3Ctx *c, const K3Inst *inst, uint32_t u0, uint32_t u1) {
     const float *conv = k3_in(c, inst, K3_CONV_SILU_CONV);
+    const int round = k3_flag(inst, K3_CONV_SILU_ROUND);
     uint32_t t;
     for (t = 0; t < c->step->n_tokens; t++) {
         const float *x = k3_in(c, inst, K3_CONV_SILU_X) + (uint64_t)t * inst->width;
@@ -15,7 +16,7 @@ K3_FN void k3_op_conv_silu(K3Ctx *c, const K3Inst *inst, uint32_t u0, uint32_t u
         float *taps = k3_conv_taps(c, inst, K3_CONV_SILU_TAPS, t);
         const int first = c->step->position[t] == 0u;
         K3_FOR(j, u0 * inst->unit_cols, u1 * inst->unit_cols) {
-            y[j] = k3_silu(k3_conv_channel(x[j], conv, taps, inst->width, j, first));
+            y[j] = k3_rnd(k3_silu(k3_conv_channel(x[j], conv, taps, inst->width, j, first)), round);
         }
     }
 }

@@ -12,6 +12,7 @@ K3_FN void k3_op_glu_bf16(K3Ctx *c, const K3Inst *inst, uint32_t u0, uint32_t u1
     const uint16_t *gate = k3_bf16(c, inst, K3_GLU_BF16_GATE), *up = k3_bf16(c, inst, K3_GLU_BF16_UP);
     const float *x = k3_in(c, inst, K3_GLU_BF16_X);
     const float beta = k3_f32_param(inst, K3_GLU_BF16_BETA), linear = k3_f32_param(inst, K3_GLU_BF16_LINEAR_BETA);
+    const int round = k3_flag(inst, K3_GLU_BF16_ROUND);
     float *y = k3_out(c, inst, K3_GLU_BF16_Y);
     float *g = k3_scratch(c, 2u * (uint64_t)n_tok * K3_TILE_ROWS);
     float *u = g + (uint64_t)n_tok * K3_TILE_ROWS;
@@ -19,13 +20,13 @@ K3_FN void k3_op_glu_bf16(K3Ctx *c, const K3Inst *inst, uint32_t u0, uint32_t u1
     if (!g) return;
     for (r = u0; r < u1; r += K3_TILE_ROWS) {
         const uint32_t n = k3_min(K3_TILE_ROWS, u1 - r);
-        k3_rows_dot_bf16(c, gate + (uint64_t)r * K, K, 0u, n, K, 1u, x, K, n_tok, g, K3_TILE_ROWS);
-        k3_rows_dot_bf16(c, up + (uint64_t)r * K, K, 0u, n, K, 1u, x, K, n_tok, u, K3_TILE_ROWS);
+        k3_linear_bf16(c, gate + (uint64_t)r * K, K, 0u, n, K, 1u, x, K, n_tok, g, K3_TILE_ROWS, round);
+        k3_linear_bf16(c, up + (uint64_t)r * K, K, 0u, n, K, 1u, x, K, n_tok, u, K3_TILE_ROWS, round);
         K3_SYNC(c);
         for (t = 0; t < n_tok; t++) {
             float *out = y + (uint64_t)t * inst->width + r;
             const float *gt = g + (uint64_t)t * K3_TILE_ROWS, *ut = u + (uint64_t)t * K3_TILE_ROWS;
-            K3_FOR(j, 0, n) { out[j] = k3_situ(gt[j], ut[j], beta, linear); }
+            K3_FOR(j, 0, n) { out[j] = k3_rnd(k3_situ(k3_rnd(gt[j], round), k3_rnd(ut[j], round), beta, linear), round); }
         }
         K3_SYNC(c); /* the next tile overwrites g and u */
     }

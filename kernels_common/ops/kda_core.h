@@ -38,6 +38,7 @@ K3_FN void k3_op_kda_core(K3Ctx *c, const K3Inst *inst, uint32_t u0, uint32_t u1
     uint32_t t, h;
     if (!work) return;
     m.D = d.D = D;
+    d.round = k3_flag(inst, K3_KDA_CORE_ROUND);
     m.l2_eps = k3_f32_param(inst, K3_KDA_CORE_L2_EPS);
     m.q_scale = k3_f32_param(inst, K3_KDA_CORE_Q_SCALE);
     m.lower_bound = k3_f32_param(inst, K3_KDA_CORE_LOWER_BOUND);

@@ -9,9 +9,9 @@
 
 /* One head of one token. */
 K3_FN void k3_gated_head(K3Ctx *c, const float *o, const float *norm, const float *gate, uint32_t D, float eps, float *y,
-                         uint32_t token) {
+                         uint32_t token, int round) {
     const float inv = k3_inverse_rms(c, o, D, eps, token);
-    K3_FOR(j, 0, D) { y[j] = ((o[j] * inv) * norm[j]) * k3_sigmoid(gate[j]); }
+    K3_FOR(j, 0, D) { y[j] = k3_rnd(((o[j] * inv) * norm[j]) * k3_sigmoid(gate[j]), round); }
 }
 
 K3_FN void k3_op_kda_gated_norm(K3Ctx *c, const K3Inst *inst, uint32_t u0, uint32_t u1) {
@@ -23,7 +23,7 @@ K3_FN void k3_op_kda_gated_norm(K3Ctx *c, const K3Inst *inst, uint32_t u0, uint3
             const uint64_t at = (uint64_t)t * inst->width + (uint64_t)h * D;
             k3_gated_head(c, k3_in(c, inst, K3_KDA_GATED_NORM_O) + at, norm,
                           k3_in(c, inst, K3_KDA_GATED_NORM_GATE) + at, D, k3_f32_param(inst, K3_KDA_GATED_NORM_EPS),
-                          k3_out(c, inst, K3_KDA_GATED_NORM_Y) + at, t);
+                          k3_out(c, inst, K3_KDA_GATED_NORM_Y) + at, t, k3_flag(inst, K3_KDA_GATED_NORM_ROUND));
         }
 }
 

@@ -19,9 +19,10 @@ K3_FN void k3_head_conv(K3Ctx *c, const K3Inst *inst, uint32_t x, uint32_t conv,
     const uint32_t D = inst->unit_cols, width = inst->width;
     const float *row = k3_in(c, inst, x) + (uint64_t)t * width;
     float *kept = k3_conv_taps(c, inst, taps, t);
-    const int first = c->step->position[t] == 0u;
+    const int first = c->step->position[t] == 0u, round = k3_flag(inst, K3_KDA_HEADS_ROUND);
     K3_FOR(j, 0, D) {
-        y[j] = k3_silu(k3_conv_channel(row[h * D + j], k3_in(c, inst, conv), kept, width, h * D + j, first));
+        const float v = k3_conv_channel(row[h * D + j], k3_in(c, inst, conv), kept, width, h * D + j, first);
+        y[j] = k3_rnd(k3_silu(v), round);
     }
 }
 
@@ -31,8 +32,10 @@ K3_FN void k3_kda_head(K3Ctx *c, const K3Inst *inst, K3Head *m, uint32_t t, uint
     const uint64_t at = (uint64_t)t * inst->width + (uint64_t)h * D;
     float *q = work + 2u * (uint64_t)D, *k = q + D, *f = k + D, *v = f + D, *o = v + D;
     K3Delta d;
-    k3_rows_dot_bf16(c, k3_bf16(c, inst, K3_KDA_HEADS_F_B) + (uint64_t)h * D * rank, rank, 0u, D, rank, 1u,
-                     k3_in(c, inst, K3_KDA_HEADS_F) + (uint64_t)t * rank, rank, 1u, f, D);
+    d.round = k3_flag(inst, K3_KDA_HEADS_ROUND);
+    k3_linear_bf16(c, k3_bf16(c, inst, K3_KDA_HEADS_F_B) + (uint64_t)h * D * rank, rank, 0u, D, rank, 1u,
+                   k3_in(c, inst, K3_KDA_HEADS_F) + (uint64_t)t * rank, rank, 1u, f, D, d.round);
+    k3_round_columns(c, f, D, 0u, D, 1u, d.round);
     k3_head_conv(c, inst, K3_KDA_HEADS_Q, K3_KDA_HEADS_CONV_Q, K3_KDA_HEADS_TAPS_Q, t, h, q);
     k3_head_conv(c, inst, K3_KDA_HEADS_K, K3_KDA_HEADS_CONV_K, K3_KDA_HEADS_TAPS_K, t, h, k);
     k3_head_conv(c, inst, K3_KDA_HEADS_V, K3_KDA_HEADS_CONV_V, K3_KDA_HEADS_TAPS_V, t, h, v);
@@ -52,7 +55,7 @@ K3_FN void k3_kda_head(K3Ctx *c, const K3Inst *inst, K3Head *m, uint32_t t, uint
     k3_delta_step(c, &d, k3_delta_state(c, inst, K3_KDA_HEADS_S, t, h), work, o, c->step->position[t] == 0u);
     K3_SYNC(c);
     k3_gated_head(c, o, k3_in(c, inst, K3_KDA_HEADS_O_NORM), k3_in(c, inst, K3_KDA_HEADS_GATE) + at, D,
-                  k3_f32_param(inst, K3_KDA_HEADS_EPS), k3_out(c, inst, K3_KDA_HEADS_Y) + at, t);
+                  k3_f32_param(inst, K3_KDA_HEADS_EPS), k3_out(c, inst, K3_KDA_HEADS_Y) + at, t, d.round);
     K3_SYNC(c); /* the next head overwrites work */
 }
 

@@ -14,6 +14,7 @@ typedef struct K3Delta {
     const float *q, *k, *v, *decay; /* one head of one token */
     float beta;
     uint32_t D;
+    int round; /* y is behind a rounding point; the state never is */
 } K3Delta;
 
 /* work: 2 D floats. */
@@ -39,6 +40,7 @@ K3_FN void k3_delta_step(K3Ctx *c, const K3Delta *d, float *S, float *work, floa
     }
     K3_SYNC(c);
     k3_cols_dot_f32(c, S, D, D, 0u, D, d->q, y);
+    k3_round_columns(c, y, D, 0u, D, 1u, d->round);
 }
 
 K3_FN float *k3_delta_state(const K3Ctx *c, const K3Inst *inst, uint32_t slot, uint32_t token, uint32_t head) {
@@ -53,6 +55,7 @@ K3_FN void k3_op_kda_step(K3Ctx *c, const K3Inst *inst, uint32_t u0, uint32_t u1
     uint32_t t, h;
     if (!work) return;
     d.D = D;
+    d.round = k3_flag(inst, K3_KDA_STEP_ROUND);
     for (t = 0; t < c->step->n_tokens; t++)
         for (h = u0; h < u1; h++) {
             const uint64_t at = (uint64_t)t * inst->width + (uint64_t)h * D;

@@ -6,7 +6,8 @@
 
 K3_FN void k3_op_mix_linears_3(K3Ctx *c, const K3Inst *inst, uint32_t u0, uint32_t u1) {
     const uint32_t words[2] = {inst->param[K3_MIX_LINEARS_3_ROWS01], inst->param[K3_MIX_LINEARS_3_ROWS2]};
-    k3_mix_linears(c, inst, words, 3u, u0, u1);
+    const int round = k3_flag(inst, K3_MIX_LINEARS_3_ROUND);
+    k3_mix_linears(c, inst, words, 3u, u0, u1, round, round);
 }
 
 #endif

@@ -20,6 +20,7 @@ typedef struct K3Softmax {
     const float *cache;
     uint32_t latent, rope;
     float scale;
+    int round; /* the result is behind a rounding point; scores, exponentials and sums never are */
 } K3Softmax;
 
 /* n positions of one page (rows from `rows`); leaves e and page filled, returns m_p, *s_p. */
@@ -76,11 +77,13 @@ K3_FN void k3_attend_head(K3Ctx *c, K3Softmax *a, uint32_t t, const float *q, fl
         k3_attend_merge(a, m_p, s_p, latent, from == 0u);
         K3_SYNC(c); /* the next page overwrites e */
     }
-    K3_FOR(l, 0, latent) { y[l] = a->o[l] / a->s; }
+    K3_FOR(l, 0, latent) { y[l] = k3_rnd(a->o[l] / a->s, a->round); }
 }
 
 /* Lay out 256 + 2 latent floats of work. */
-K3_FN void k3_attend_begin(K3Softmax *a, float *work, const float *cache, uint32_t latent, uint32_t rope, float scale) {
+K3_FN void k3_attend_begin(K3Softmax *a, float *work, const float *cache, uint32_t latent, uint32_t rope, float scale,
+                           int round) {
+    a->round = round;
     a->e = work;
     a->page = work + K3_PAGE_TOKENS;
     a->o = a->page + latent;
@@ -104,7 +107,8 @@ K3_FN void k3_op_mla_attend(K3Ctx *c, const K3Inst *inst, uint32_t u0, uint32_t 
     K3Softmax a;
     uint32_t t, h;
     if (!work) return;
-    k3_attend_begin(&a, work, k3_in(c, inst, K3_MLA_ATTEND_CACHE), latent, rope, k3_f32_param(inst, K3_MLA_ATTEND_SCALE));
+    k3_attend_begin(&a, work, k3_in(c, inst, K3_MLA_ATTEND_CACHE), latent, rope, k3_f32_param(inst, K3_MLA_ATTEND_SCALE),
+                    k3_flag(inst, K3_MLA_ATTEND_ROUND));
     for (t = 0; t < c->step->n_tokens; t++) {
         if (k3_past_table(c, t)) return;
         for (h = u0; h < u1; h++)

@@ -18,6 +18,7 @@ K3_FN void k3_op_mla_cache(K3Ctx *c, const K3Inst *inst, uint32_t u0, uint32_t u
     const uint32_t latent = inst->param[K3_MLA_CACHE_LATENT], rope = inst->param[K3_MLA_CACHE_ROPE];
     const uint32_t row = latent + rope;
     const float eps = k3_f32_param(inst, K3_MLA_CACHE_EPS);
+    const int round = k3_flag(inst, K3_MLA_CACHE_ROUND);
     uint32_t t;
     for (t = u0; t < k3_min(u1, c->step->n_tokens); t++) {
         const uint32_t position = c->step->position[t];
@@ -28,8 +29,8 @@ K3_FN void k3_op_mla_cache(K3Ctx *c, const K3Inst *inst, uint32_t u0, uint32_t u
             return;
         }
         out += (k3_page_row(c, t, position / K3_PAGE_TOKENS) + position % K3_PAGE_TOKENS) * row;
-        k3_rmsnorm_row(c, x, k3_bf16(c, inst, K3_MLA_CACHE_NORM), latent, eps, out, t);
-        K3_FOR(j, latent, row) { out[j] = x[j]; }
+        k3_rmsnorm_row(c, x, k3_bf16(c, inst, K3_MLA_CACHE_NORM), latent, eps, out, t, round);
+        K3_FOR(j, latent, row) { out[j] = k3_rnd(x[j], round); }
     }
 }
 

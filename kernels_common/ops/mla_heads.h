@@ -17,9 +17,11 @@ K3_FN void k3_op_mla_heads(K3Ctx *c, const K3Inst *inst, uint32_t u0, uint32_t u
     float *ctx = work + K3_PAGE_TOKENS + 2u * (uint64_t)latent;
     float *ql = ctx + latent;
     K3Softmax a;
+    const int round = k3_flag(inst, K3_MLA_HEADS_ROUND);
     uint32_t t, h;
     if (!work) return;
-    k3_attend_begin(&a, work, k3_in(c, inst, K3_MLA_HEADS_CACHE), latent, rope, k3_f32_param(inst, K3_MLA_HEADS_SCALE));
+    k3_attend_begin(&a, work, k3_in(c, inst, K3_MLA_HEADS_CACHE), latent, rope, k3_f32_param(inst, K3_MLA_HEADS_SCALE),
+                    round);
     for (t = 0; t < c->step->n_tokens; t++) {
         if (k3_past_table(c, t)) return;
         for (h = u0; h < u1; h++) {
@@ -27,13 +29,14 @@ K3_FN void k3_op_mla_heads(K3Ctx *c, const K3Inst *inst, uint32_t u0, uint32_t u
             const float *q = k3_in(c, inst, K3_MLA_HEADS_Q) + t * q_width + (uint64_t)h * (nope + rope);
             const float *gate = k3_in(c, inst, K3_MLA_HEADS_GATE) + (uint64_t)t * inst->width + (uint64_t)h * v;
             float *y = k3_out(c, inst, K3_MLA_HEADS_Y) + (uint64_t)t * inst->width + (uint64_t)h * v;
-            k3_qlat_head(c, q, W_UK, nope, rope, latent, ql);
+            k3_qlat_head(c, q, W_UK, nope, rope, latent, ql, round);
             K3_SYNC(c);
             k3_attend_head(c, &a, t, ql, ctx);
             K3_SYNC(c);
-            k3_rows_dot_bf16(c, W_UK + (uint64_t)nope * latent, latent, 0u, v, latent, 1u, ctx, latent, 1u, y, v);
+            k3_linear_bf16(c, W_UK + (uint64_t)nope * latent, latent, 0u, v, latent, 1u, ctx, latent, 1u, y, v, round);
+            k3_round_columns(c, y, v, 0u, v, 1u, round);
             K3_SYNC(c);
-            K3_FOR(j, 0, v) { y[j] = y[j] * k3_sigmoid(gate[j]); }
+            K3_FOR(j, 0, v) { y[j] = k3_rnd(y[j] * k3_rnd(k3_sigmoid(gate[j]), round), round); }
             K3_SYNC(c); /* the next head overwrites work */
         }
     }

@@ -16,6 +16,7 @@ typedef struct K3Combine {
     const uint32_t *ids;
     const float *weight, *x;
     uint32_t K, top_k, n_blocks;
+    int x_bf16; /* x holds bf16 values */
 } K3Combine;
 
 /* Rows [r, r + n), n <= K3_TILE_ROWS, of one token. work: 16 K3_TILE_ROWS. */
@@ -27,7 +28,7 @@ K3_FN void k3_combine_rows(K3Ctx *c, const K3Combine *m, uint32_t r, uint32_t n,
     for (s = 0; s < m->top_k; s++) {
         const K3Expert *e = m->w2 + m->ids[s];
         const float w = m->weight[s];
-        k3_rows_blocks_mxfp4(c, e->packed, e->scale, r, r + n, m->K, nb, m->x + (uint64_t)s * m->K, d);
+        k3_blocks_mxfp4(c, e->packed, e->scale, r, r + n, m->K, nb, m->x + (uint64_t)s * m->K, d, m->x_bf16);
         K3_SYNC(c);
         if (s == 0u) {
             K3_FOR(j, 0, n * nb) { acc[j] = w * d[j]; }
@@ -48,6 +49,7 @@ K3_FN void k3_op_moe_down_mxfp4(K3Ctx *c, const K3Inst *inst, uint32_t u0, uint3
     if (!work) return;
     m.w2 = k3_experts(c, inst, K3_MOE_DOWN_MXFP4_W2);
     m.K = K;
+    m.x_bf16 = k3_flag(inst, K3_MOE_DOWN_MXFP4_X_BF16);
     m.top_k = top_k;
     m.n_blocks = inst->param[K3_MOE_DOWN_MXFP4_N_BLOCKS];
     for (t = 0; t < c->step->n_tokens; t++) {

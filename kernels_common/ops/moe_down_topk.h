@@ -24,6 +24,7 @@ K3_FN void k3_op_moe_down_topk(K3Ctx *c, const K3Inst *inst, uint32_t u0, uint32
     if (!work) return;
     m.w2 = k3_experts(c, inst, K3_MOE_DOWN_TOPK_W2);
     m.K = K;
+    m.x_bf16 = k3_flag(inst, K3_MOE_DOWN_TOPK_X_BF16);
     m.top_k = top_k;
     m.n_blocks = inst->param[K3_MOE_DOWN_TOPK_N_BLOCKS];
     for (t = 0; t < c->step->n_tokens; t++) {

@@ -8,17 +8,17 @@
 
 /* Rows [u0, u1) of one expert for one token; y at the expert's first row. */
 K3_FN void k3_expert_glu(K3Ctx *c, const K3Expert *w1, const K3Expert *w3, const float *z, uint32_t K, float beta,
-                         float linear, uint32_t u0, uint32_t u1, float *work, float *y) {
+                         float linear, uint32_t u0, uint32_t u1, float *work, float *y, int round) {
     float *g = work, *u = work + K3_TILE_ROWS;
     uint32_t r;
     for (r = u0; r < u1; r += K3_TILE_ROWS) {
         const uint32_t n = k3_min(K3_TILE_ROWS, u1 - r);
         const uint64_t packed = (uint64_t)r * (K / 2u), scale = (uint64_t)r * (K / K3_MX_GROUP);
         float *out = y + r;
-        k3_rows_dot_mxfp4(c, w1->packed + packed, w1->scale + scale, 0u, n, K, 1u, z, K, 1u, g, K3_TILE_ROWS);
-        k3_rows_dot_mxfp4(c, w3->packed + packed, w3->scale + scale, 0u, n, K, 1u, z, K, 1u, u, K3_TILE_ROWS);
+        k3_linear_mxfp4(c, w1->packed + packed, w1->scale + scale, 0u, n, K, z, g, K3_TILE_ROWS, round);
+        k3_linear_mxfp4(c, w3->packed + packed, w3->scale + scale, 0u, n, K, z, u, K3_TILE_ROWS, round);
         K3_SYNC(c);
-        K3_FOR(j, 0, n) { out[j] = k3_situ(g[j], u[j], beta, linear); }
+        K3_FOR(j, 0, n) { out[j] = k3_rnd(k3_situ(k3_rnd(g[j], round), k3_rnd(u[j], round), beta, linear), round); }
         K3_SYNC(c); /* the next tile overwrites g and u */
     }
 }
@@ -37,7 +37,7 @@ K3_FN void k3_op_moe_glu_mxfp4(K3Ctx *c, const K3Inst *inst, uint32_t u0, uint32
         for (s = 0; s < top_k; s++)
             k3_expert_glu(c, w1 + ids[s], w3 + ids[s], z, K, k3_f32_param(inst, K3_MOE_GLU_MXFP4_BETA),
                           k3_f32_param(inst, K3_MOE_GLU_MXFP4_LINEAR_BETA), u0, u1, work,
-                          y + (uint64_t)s * inst->n_units);
+                          y + (uint64_t)s * inst->n_units, k3_flag(inst, K3_MOE_GLU_MXFP4_ROUND));
     }
 }
 

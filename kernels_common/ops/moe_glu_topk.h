@@ -30,7 +30,7 @@ K3_FN void k3_op_moe_glu_topk(K3Ctx *c, const K3Inst *inst, uint32_t u0, uint32_
         for (s = 0; s < top_k; s++)
             k3_expert_glu(c, w1 + ids[s], w3 + ids[s], z, K, k3_f32_param(inst, K3_MOE_GLU_TOPK_BETA),
                           k3_f32_param(inst, K3_MOE_GLU_TOPK_LINEAR_BETA), u0, u1, work,
-                          y + (uint64_t)s * inst->n_units);
+                          y + (uint64_t)s * inst->n_units, k3_flag(inst, K3_MOE_GLU_TOPK_ROUND));
     }
 }
 

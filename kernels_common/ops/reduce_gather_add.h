@@ -11,6 +11,7 @@ K3_FN void k3_op_reduce_gather_add(K3Ctx *c, const K3Inst *inst, uint32_t u0, ui
     const uint32_t shard_cols = inst->param[K3_REDUCE_GATHER_ADD_SHARD_COLS];
     const K3Peers x = k3_peers(c, inst, K3_REDUCE_GATHER_ADD_X);
     const float *residual = k3_in(c, inst, K3_REDUCE_GATHER_ADD_RESIDUAL);
+    const int round = k3_flag(inst, K3_REDUCE_GATHER_ADD_ROUND);
     float *y = k3_out(c, inst, K3_REDUCE_GATHER_ADD_Y);
     uint32_t t, r;
     for (t = 0; t < c->step->n_tokens; t++)
@@ -19,7 +20,8 @@ K3_FN void k3_op_reduce_gather_add(K3Ctx *c, const K3Inst *inst, uint32_t u0, ui
                                        u1 * inst->unit_cols);
             const uint64_t row = (uint64_t)t * inst->width;
             K3_FOR(j, s.lo, s.hi) {
-                y[row + j] = residual[row + j] + (s.row[j - r * shard_cols] + k3_peer_sum(&x, row + j));
+                const float v = k3_rnd(s.row[j - r * shard_cols] + k3_rnd(k3_peer_sum(&x, row + j), round), round);
+                y[row + j] = k3_rnd(residual[row + j] + v, round);
             }
         }
 }

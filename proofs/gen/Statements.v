@@ -7,7 +7,7 @@ Section Statements.
 
   (* norm-linear-fuse *)
   Definition stmt_norm_linear_fuse : Prop :=
-    forall (K_0 W_1 R_0 K_2 R_2 : nat) (head : nat) (eps : F) (x : Mat) (norm : Vec) (w : Mat),
+    forall (K_0 W_1 R_0 K_2 R_2 : nat) (head : nat) (round : nat) (eps : F) (norm_round : nat) (x : Mat) (norm : Vec) (w : Mat),
     sized n_tokens W_1 x ->
     length norm = W_1 ->
     W_1 = K_0 ->
@@ -15,12 +15,12 @@ Section Statements.
     sized n_tokens K_2 x ->
     length norm = K_2 ->
     sized R_2 K_2 w ->
-    (sem_GEMV_BF16 (sem_RMSNORM x norm eps) w head) =
-    (sem_NORM_GEMV_BF16 x norm w eps head).
+    (sem_GEMV_BF16 (sem_RMSNORM x norm eps norm_round) w head round) =
+    (sem_NORM_GEMV_BF16 x norm w eps head norm_round round).
 
   (* attnres-norm-fuse *)
   Definition stmt_attnres_norm_fuse : Prop :=
-    forall (W_0 W_1 W_2 : nat) (norm_eps : F) (n : nat) (eps : F) (prefix : Mat) (blocks : Stack) (res_norm : Vec) (res_proj : Vec) (norm : Vec),
+    forall (W_0 W_1 W_2 : nat) (norm_eps : F) (round : nat) (n : nat) (eps : F) (prefix : Mat) (blocks : Stack) (res_norm : Vec) (res_proj : Vec) (norm : Vec),
     sized n_tokens W_1 prefix ->
     Forall (sized n_tokens W_1) blocks ->
     length res_norm = W_1 ->
@@ -32,12 +32,12 @@ Section Statements.
     length res_norm = W_2 ->
     length res_proj = W_2 ->
     length norm = W_2 ->
-    (sem_RMSNORM (sem_ATTN_RES prefix blocks res_norm res_proj n eps) norm norm_eps) =
-    (sem_ATTN_RES_NORM prefix blocks res_norm res_proj norm n eps norm_eps).
+    (sem_RMSNORM (sem_ATTN_RES prefix blocks res_norm res_proj n eps round) norm norm_eps round) =
+    (sem_ATTN_RES_NORM prefix blocks res_norm res_proj norm n eps norm_eps round).
 
   (* situ-fuse *)
   Definition stmt_situ_fuse : Prop :=
-    forall (W_0 W_1 W_2 W_3 W_4 W_5 : nat) (beta : F) (gate : Mat) (linear : F) (up : Mat),
+    forall (W_0 W_1 W_2 W_3 W_4 W_5 : nat) (round : nat) (beta : F) (gate : Mat) (linear : F) (up : Mat),
     sized n_tokens W_2 gate ->
     W_2 = W_1 ->
     sized n_tokens W_3 gate ->
@@ -47,12 +47,12 @@ Section Statements.
     W_4 = W_0 ->
     sized n_tokens W_5 gate ->
     sized n_tokens W_5 up ->
-    (sem_MUL (sem_MUL (sem_SOFTCAP gate beta) (sem_SIGMOID gate)) (sem_SOFTCAP up linear)) =
-    (sem_SITU gate up beta linear).
+    (sem_MUL (sem_MUL (sem_SOFTCAP gate beta) (sem_SIGMOID gate 0) 0) (sem_SOFTCAP up linear) round) =
+    (sem_SITU gate up beta linear round).
 
   (* glu-situ-fuse *)
   Definition stmt_glu_situ_fuse : Prop :=
-    forall (W_0 K_1 R_1 K_2 R_2 K_3 R_3 : nat) (beta : F) (linear : F) (x : Mat) (gate : Mat) (up : Mat),
+    forall (W_0 K_1 R_1 K_2 R_2 K_3 R_3 : nat) (beta : F) (linear : F) (round : nat) (x : Mat) (gate : Mat) (up : Mat),
     sized n_tokens K_1 x ->
     sized R_1 K_1 gate ->
     R_1 = W_0 ->
@@ -62,12 +62,12 @@ Section Statements.
     sized n_tokens K_3 x ->
     sized R_3 K_3 gate ->
     sized R_3 K_3 up ->
-    (sem_SITU (sem_GEMV_BF16 x gate 0) (sem_GEMV_BF16 x up 0) beta linear) =
-    (sem_GLU_BF16 x gate up beta linear).
+    (sem_SITU (sem_GEMV_BF16 x gate 0 round) (sem_GEMV_BF16 x up 0 round) beta linear round) =
+    (sem_GLU_BF16 x gate up beta linear round).
 
   (* moe-situ-fuse *)
   Definition stmt_moe_situ_fuse : Prop :=
-    forall (W_0 K_1 E_1 R_1 K_2 E_2 R_2 K_3 E_3 R_3 : nat) (beta : F) (linear : F) (k : nat) (z : Mat) (route : Route) (w1 : Stack) (w3 : Stack),
+    forall (W_0 K_1 E_1 R_1 K_2 E_2 R_2 K_3 E_3 R_3 : nat) (beta : F) (linear : F) (round : nat) (k : nat) (z : Mat) (route : Route) (w1 : Stack) (w3 : Stack),
     0 < k ->
     sized n_tokens K_1 z ->
     routed n_tokens (2*k)%nat route ->
@@ -79,12 +79,12 @@ Section Statements.
     sized n_tokens K_3 z ->
     sized3 E_3 R_3 K_3 w1 ->
     sized3 E_3 R_3 K_3 w3 ->
-    (sem_SITU (sem_MOE_UP_MXFP4 z route w1 k) (sem_MOE_UP_MXFP4 z route w3 k) beta linear) =
-    (sem_MOE_GLU_MXFP4 z route w1 w3 k beta linear).
+    (sem_SITU (sem_MOE_UP_MXFP4 z route w1 k round) (sem_MOE_UP_MXFP4 z route w3 k round) beta linear round) =
+    (sem_MOE_GLU_MXFP4 z route w1 w3 k beta linear round).
 
   (* conv-silu-fuse *)
   Definition stmt_conv_silu_fuse : Prop :=
-    forall (W_0 C_1 C_2 : nat) (x : Mat) (kernel : Mat) (taps : Mat),
+    forall (W_0 C_1 C_2 : nat) (round : nat) (x : Mat) (kernel : Mat) (taps : Mat),
     sized n_tokens C_1 x ->
     sized C_1 4 kernel ->
     sized 3 C_1 taps ->
@@ -92,14 +92,14 @@ Section Statements.
     sized n_tokens C_2 x ->
     sized C_2 4 kernel ->
     sized 3 C_2 taps ->
-    (sem_SILU (sem_SHORT_CONV x kernel taps)) =
-    (sem_CONV_SILU x kernel taps) /\
+    (sem_SILU (sem_SHORT_CONV x kernel taps) round) =
+    (sem_CONV_SILU x kernel taps round) /\
     (next_SHORT_CONV_taps x kernel taps) =
-    (next_CONV_SILU_taps x kernel taps).
+    (next_CONV_SILU_taps x kernel taps round).
 
   (* kda-core-fuse *)
   Definition stmt_kda_core_fuse : Prop :=
-    forall (H_0 W_1 H_2 H_3 H_4 W_5 H_6 : nat) (d : nat) (scale : F) (eps : F) (q : Mat) (k : Mat) (v : Mat) (bound : F) (f : Mat) (a_log : Vec) (dt_bias : Vec) (b : Mat) (s : Stack),
+    forall (H_0 W_1 H_2 H_3 H_4 W_5 H_6 : nat) (round : nat) (d : nat) (scale : F) (eps : F) (q : Mat) (k : Mat) (v : Mat) (bound : F) (f : Mat) (a_log : Vec) (dt_bias : Vec) (b : Mat) (s : Stack),
     0 < d ->
     sized n_tokens (H_2*d)%nat q ->
     (H_2*d)%nat = W_1 ->
@@ -122,14 +122,14 @@ Section Statements.
     length a_log = H_6 ->
     length dt_bias = (H_6*d)%nat ->
     sized3 H_6 d d s ->
-    (sem_KDA_STEP (sem_SCALE (sem_L2NORM q eps d) scale) (sem_L2NORM k eps d) v (sem_KDA_DECAY f a_log dt_bias bound d) (sem_SIGMOID b) s d) =
-    (sem_KDA_CORE q k v f b a_log dt_bias s eps scale bound d) /\
-    (next_KDA_STEP_s (sem_SCALE (sem_L2NORM q eps d) scale) (sem_L2NORM k eps d) v (sem_KDA_DECAY f a_log dt_bias bound d) (sem_SIGMOID b) s d) =
-    (next_KDA_CORE_s q k v f b a_log dt_bias s eps scale bound d).
+    (sem_KDA_STEP (sem_SCALE (sem_L2NORM q eps d) scale) (sem_L2NORM k eps d) v (sem_KDA_DECAY f a_log dt_bias bound d) (sem_SIGMOID b 0) s round d) =
+    (sem_KDA_CORE q k v f b a_log dt_bias s eps scale bound round d) /\
+    (next_KDA_STEP_s (sem_SCALE (sem_L2NORM q eps d) scale) (sem_L2NORM k eps d) v (sem_KDA_DECAY f a_log dt_bias bound d) (sem_SIGMOID b 0) s round d) =
+    (next_KDA_CORE_s q k v f b a_log dt_bias s eps scale bound round d).
 
   (* kda-gated-norm-fuse *)
   Definition stmt_kda_gated_norm_fuse : Prop :=
-    forall (W_0 H_1 D_1 W_2 H_3 D_3 : nat) (eps : F) (o : Mat) (norm : Vec) (gate : Mat),
+    forall (W_0 H_1 D_1 W_2 H_3 D_3 : nat) (round : nat) (eps : F) (o : Mat) (norm : Vec) (gate : Mat),
     sized n_tokens (H_1*D_1)%nat o ->
     length norm = D_1 ->
     (H_1*D_1)%nat = W_0 ->
@@ -138,12 +138,12 @@ Section Statements.
     sized n_tokens (H_3*D_3)%nat o ->
     length norm = D_3 ->
     sized n_tokens (H_3*D_3)%nat gate ->
-    (sem_MUL (sem_HEAD_RMSNORM o norm eps) (sem_SIGMOID gate)) =
-    (sem_KDA_GATED_NORM o norm gate eps).
+    (sem_MUL (sem_HEAD_RMSNORM o norm eps) (sem_SIGMOID gate 0) round) =
+    (sem_KDA_GATED_NORM o norm gate eps round).
 
   (* mla-out-gate-fuse *)
   Definition stmt_mla_out_gate_fuse : Prop :=
-    forall (W_0 H_1 W_2 W_3 : nat) (nope : nat) (v : nat) (latent : nat) (ctx : Mat) (kv_b : Mat) (gate : Mat),
+    forall (W_0 H_1 W_2 W_3 : nat) (round : nat) (nope : nat) (v : nat) (latent : nat) (o_round : nat) (ctx : Mat) (kv_b : Mat) (gate : Mat),
     0 < nope ->
     0 < v ->
     0 < latent ->
@@ -153,12 +153,12 @@ Section Statements.
     sized n_tokens W_2 gate ->
     W_2 = W_0 ->
     sized n_tokens W_3 gate ->
-    (sem_MUL (sem_MLA_UV ctx kv_b nope v latent) (sem_SIGMOID gate)) =
-    (sem_MLA_OUT_GATE (sem_MLA_UV ctx kv_b nope v latent) gate).
+    (sem_MUL (sem_MLA_UV ctx kv_b nope v latent o_round) (sem_SIGMOID gate round) round) =
+    (sem_MLA_OUT_GATE (sem_MLA_UV ctx kv_b nope v latent o_round) gate round).
 
   (* mla-uv-gate-fuse *)
   Definition stmt_mla_uv_gate_fuse : Prop :=
-    forall (W_0 H_1 H_2 : nat) (nope : nat) (v : nat) (latent : nat) (ctx : Mat) (kv_b : Mat) (gate : Mat),
+    forall (W_0 H_1 H_2 : nat) (round : nat) (nope : nat) (v : nat) (latent : nat) (ctx : Mat) (kv_b : Mat) (gate : Mat),
     0 < nope ->
     0 < v ->
     0 < latent ->
@@ -169,35 +169,35 @@ Section Statements.
     sized n_tokens (H_2*latent)%nat ctx ->
     sized (H_2*(nope+v))%nat latent kv_b ->
     sized n_tokens (H_2*v)%nat gate ->
-    (sem_MLA_OUT_GATE (sem_MLA_UV ctx kv_b nope v latent) gate) =
-    (sem_MLA_UV_GATE ctx kv_b gate nope v latent).
+    (sem_MLA_OUT_GATE (sem_MLA_UV ctx kv_b nope v latent round) gate round) =
+    (sem_MLA_UV_GATE ctx kv_b gate nope v latent round).
 
   (* reduce-residual-fuse *)
   Definition stmt_reduce_residual_fuse : Prop :=
-    forall (W_0 W_1 W_2 : nat) (residual : Mat) (x : Stack),
+    forall (W_0 W_1 W_2 : nat) (round : nat) (residual : Mat) (x : Stack),
     sized n_tokens W_0 residual ->
     Forall (sized n_tokens W_1) x ->
     W_1 = W_0 ->
     sized n_tokens W_2 residual ->
     Forall (sized n_tokens W_2) x ->
-    (sem_ADD residual (sem_ALL_REDUCE x)) =
-    (sem_ALL_REDUCE_ADD residual x).
+    (sem_ADD residual (sem_ALL_REDUCE x round) round) =
+    (sem_ALL_REDUCE_ADD residual x round).
 
   (* reduce-gather-fuse *)
   Definition stmt_reduce_gather_fuse : Prop :=
-    forall (W_0 S_1 W_2 S_3 : nat) (up : Stack) (x : Stack),
+    forall (W_0 S_1 W_2 S_3 : nat) (round : nat) (up : Stack) (x : Stack),
     Forall (sized n_tokens S_1) up ->
     (ranks*S_1)%nat = W_0 ->
     Forall (sized n_tokens W_2) x ->
     W_2 = W_0 ->
     Forall (sized n_tokens S_3) up ->
     Forall (sized n_tokens (ranks*S_3)%nat) x ->
-    (sem_ADD (sem_ALL_GATHER up) (sem_ALL_REDUCE x)) =
-    (sem_REDUCE_GATHER up x).
+    (sem_ADD (sem_ALL_GATHER up) (sem_ALL_REDUCE x round) round) =
+    (sem_REDUCE_GATHER up x round).
 
   (* gather-residual-fuse *)
   Definition stmt_gather_residual_fuse : Prop :=
-    forall (W_0 S_1 S_2 : nat) (residual : Mat) (up : Stack) (x : Stack),
+    forall (W_0 S_1 S_2 : nat) (round : nat) (residual : Mat) (up : Stack) (x : Stack),
     sized n_tokens W_0 residual ->
     Forall (sized n_tokens S_1) up ->
     Forall (sized n_tokens (ranks*S_1)%nat) x ->
@@ -205,12 +205,12 @@ Section Statements.
     sized n_tokens (ranks*S_2)%nat residual ->
     Forall (sized n_tokens S_2) up ->
     Forall (sized n_tokens (ranks*S_2)%nat) x ->
-    (sem_ADD residual (sem_REDUCE_GATHER up x)) =
-    (sem_REDUCE_GATHER_ADD residual up x).
+    (sem_ADD residual (sem_REDUCE_GATHER up x round) round) =
+    (sem_REDUCE_GATHER_ADD residual up x round).
 
   (* kda-heads-fuse *)
   Definition stmt_kda_heads_fuse : Prop :=
-    forall (H_0 D_0 H_1 C_2 C_3 C_4 K_5 R_5 H_6 rank_6 C_6 : nat) (eps : F) (l2_eps : F) (scale : F) (bound : F) (d : nat) (q : Mat) (conv_q : Mat) (taps_q : Mat) (k : Mat) (conv_k : Mat) (taps_k : Mat) (v : Mat) (conv_v : Mat) (taps_v : Mat) (f : Mat) (f_b : Mat) (b : Mat) (a_log : Vec) (dt_bias : Vec) (s : Stack) (o_norm : Vec) (gate : Mat),
+    forall (H_0 D_0 H_1 C_2 C_3 C_4 K_5 R_5 H_6 rank_6 C_6 : nat) (eps : F) (round : nat) (l2_eps : F) (scale : F) (bound : F) (d : nat) (q : Mat) (conv_q : Mat) (taps_q : Mat) (k : Mat) (conv_k : Mat) (taps_k : Mat) (v : Mat) (conv_v : Mat) (taps_v : Mat) (f : Mat) (f_b : Mat) (b : Mat) (a_log : Vec) (dt_bias : Vec) (s : Stack) (o_norm : Vec) (gate : Mat),
     0 < d ->
     sized n_tokens C_2 q ->
     sized C_2 4 conv_q ->
@@ -251,20 +251,20 @@ Section Statements.
     sized 3 C_6 taps_k ->
     sized 3 C_6 taps_v ->
     sized3 H_6 d d s ->
-    (sem_KDA_GATED_NORM (sem_KDA_CORE (sem_CONV_SILU q conv_q taps_q) (sem_CONV_SILU k conv_k taps_k) (sem_CONV_SILU v conv_v taps_v) (sem_GEMV_BF16 f f_b 0) b a_log dt_bias s l2_eps scale bound d) o_norm gate eps) =
-    (sem_KDA_HEADS q k v f b gate conv_q conv_k conv_v f_b a_log dt_bias o_norm taps_q taps_k taps_v s l2_eps scale bound eps d) /\
-    (next_KDA_CORE_s (sem_CONV_SILU q conv_q taps_q) (sem_CONV_SILU k conv_k taps_k) (sem_CONV_SILU v conv_v taps_v) (sem_GEMV_BF16 f f_b 0) b a_log dt_bias s l2_eps scale bound d) =
-    (next_KDA_HEADS_s q k v f b gate conv_q conv_k conv_v f_b a_log dt_bias o_norm taps_q taps_k taps_v s l2_eps scale bound eps d) /\
-    (next_CONV_SILU_taps q conv_q taps_q) =
-    (next_KDA_HEADS_taps_q q k v f b gate conv_q conv_k conv_v f_b a_log dt_bias o_norm taps_q taps_k taps_v s l2_eps scale bound eps d) /\
-    (next_CONV_SILU_taps k conv_k taps_k) =
-    (next_KDA_HEADS_taps_k q k v f b gate conv_q conv_k conv_v f_b a_log dt_bias o_norm taps_q taps_k taps_v s l2_eps scale bound eps d) /\
-    (next_CONV_SILU_taps v conv_v taps_v) =
-    (next_KDA_HEADS_taps_v q k v f b gate conv_q conv_k conv_v f_b a_log dt_bias o_norm taps_q taps_k taps_v s l2_eps scale bound eps d).
+    (sem_KDA_GATED_NORM (sem_KDA_CORE (sem_CONV_SILU q conv_q taps_q round) (sem_CONV_SILU k conv_k taps_k round) (sem_CONV_SILU v conv_v taps_v round) (sem_GEMV_BF16 f f_b 0 round) b a_log dt_bias s l2_eps scale bound round d) o_norm gate eps round) =
+    (sem_KDA_HEADS q k v f b gate conv_q conv_k conv_v f_b a_log dt_bias o_norm taps_q taps_k taps_v s l2_eps scale bound eps round d) /\
+    (next_KDA_CORE_s (sem_CONV_SILU q conv_q taps_q round) (sem_CONV_SILU k conv_k taps_k round) (sem_CONV_SILU v conv_v taps_v round) (sem_GEMV_BF16 f f_b 0 round) b a_log dt_bias s l2_eps scale bound round d) =
+    (next_KDA_HEADS_s q k v f b gate conv_q conv_k conv_v f_b a_log dt_bias o_norm taps_q taps_k taps_v s l2_eps scale bound eps round d) /\
+    (next_CONV_SILU_taps q conv_q taps_q round) =
+    (next_KDA_HEADS_taps_q q k v f b gate conv_q conv_k conv_v f_b a_log dt_bias o_norm taps_q taps_k taps_v s l2_eps scale bound eps round d) /\
+    (next_CONV_SILU_taps k conv_k taps_k round) =
+    (next_KDA_HEADS_taps_k q k v f b gate conv_q conv_k conv_v f_b a_log dt_bias o_norm taps_q taps_k taps_v s l2_eps scale bound eps round d) /\
+    (next_CONV_SILU_taps v conv_v taps_v round) =
+    (next_KDA_HEADS_taps_v q k v f b gate conv_q conv_k conv_v f_b a_log dt_bias o_norm taps_q taps_k taps_v s l2_eps scale bound eps round d).
 
   (* mla-heads-fuse *)
   Definition stmt_mla_heads_fuse : Prop :=
-    forall (H_0 H_1 H_2 H_3 : nat) (nope : nat) (v : nat) (latent : nat) (rope : nat) (scale : F) (q : Mat) (kv_b : Mat) (cache : Mat) (gate : Mat),
+    forall (H_0 H_1 H_2 H_3 : nat) (nope : nat) (v : nat) (latent : nat) (round : nat) (rope : nat) (scale : F) (q : Mat) (kv_b : Mat) (cache : Mat) (gate : Mat),
     0 < nope ->
     0 < v ->
     0 < latent ->
@@ -279,12 +279,12 @@ Section Statements.
     sized n_tokens (H_3*(nope+rope))%nat q ->
     sized (H_3*(nope+v))%nat latent kv_b ->
     sized n_tokens (H_3*v)%nat gate ->
-    (sem_MLA_UV_GATE (sem_MLA_ATTEND (sem_MLA_QLAT q kv_b nope rope latent v) cache latent rope scale) kv_b gate nope v latent) =
-    (sem_MLA_HEADS q kv_b cache gate nope rope latent v scale).
+    (sem_MLA_UV_GATE (sem_MLA_ATTEND (sem_MLA_QLAT q kv_b nope rope latent v round) cache latent rope scale round) kv_b gate nope v latent round) =
+    (sem_MLA_HEADS q kv_b cache gate nope rope latent v scale round).
 
   (* situ-down-fuse *)
   Definition stmt_situ_down_fuse : Prop :=
-    forall (K_0 W_1 R_0 K_2 R_2 : nat) (beta : F) (linear : F) (gate : Mat) (up : Mat) (w : Mat),
+    forall (K_0 W_1 R_0 K_2 R_2 : nat) (round : nat) (beta : F) (linear : F) (gate : Mat) (up : Mat) (w : Mat),
     sized n_tokens W_1 gate ->
     sized n_tokens W_1 up ->
     W_1 = K_0 ->
@@ -292,12 +292,12 @@ Section Statements.
     sized n_tokens K_2 gate ->
     sized n_tokens K_2 up ->
     sized R_2 K_2 w ->
-    (sem_GEMV_BF16_BLOCKS (sem_SITU gate up beta linear) w) =
-    (sem_SITU_GEMV_BLOCKS gate up w beta linear).
+    (sem_GEMV_BF16_BLOCKS (sem_SITU gate up beta linear round) w round) =
+    (sem_SITU_GEMV_BLOCKS gate up w beta linear round).
 
   (* topk-glu-fuse *)
   Definition stmt_topk_glu_fuse : Prop :=
-    forall (K_0 E_1 E_0 R_0 K_2 E_2 R_2 : nat) (k : nat) (beta : F) (linear : F) (z : Mat) (scale : F) (scores : Mat) (bias : Vec) (w1 : Stack) (w3 : Stack),
+    forall (K_0 E_1 E_0 R_0 K_2 E_2 R_2 : nat) (k : nat) (beta : F) (linear : F) (round : nat) (z : Mat) (scale : F) (scores : Mat) (bias : Vec) (w1 : Stack) (w3 : Stack),
     0 < k ->
     sized n_tokens K_0 z ->
     sized n_tokens E_1 scores ->
@@ -309,12 +309,12 @@ Section Statements.
     length bias = E_2 ->
     sized3 E_2 R_2 K_2 w1 ->
     sized3 E_2 R_2 K_2 w3 ->
-    (sem_MOE_GLU_MXFP4 z (sem_ROUTER_TOPK scores bias k scale) w1 w3 k beta linear) =
-    (sem_MOE_GLU_TOPK z scores bias w1 w3 k beta linear).
+    (sem_MOE_GLU_MXFP4 z (sem_ROUTER_TOPK scores bias k scale) w1 w3 k beta linear round) =
+    (sem_MOE_GLU_TOPK z scores bias w1 w3 k beta linear round).
 
   (* topk-down-fuse *)
   Definition stmt_topk_down_fuse : Prop :=
-    forall (K_0 E_1 E_0 R_0 K_2 E_2 R_2 : nat) (k : nat) (x : Mat) (scale : F) (scores : Mat) (bias : Vec) (w2 : Stack),
+    forall (K_0 E_1 E_0 R_0 K_2 E_2 R_2 : nat) (k : nat) (x_bf16 : nat) (x : Mat) (scale : F) (scores : Mat) (bias : Vec) (w2 : Stack),
     0 < k ->
     sized n_tokens (k*K_0)%nat x ->
     sized n_tokens E_1 scores ->
@@ -324,12 +324,12 @@ Section Statements.
     sized n_tokens E_2 scores ->
     length bias = E_2 ->
     sized3 E_2 R_2 K_2 w2 ->
-    (sem_MOE_DOWN_MXFP4 x (sem_ROUTER_TOPK scores bias k scale) w2 k) =
-    (sem_MOE_DOWN_TOPK x scores bias w2 k scale).
+    (sem_MOE_DOWN_MXFP4 x (sem_ROUTER_TOPK scores bias k scale) w2 k x_bf16) =
+    (sem_MOE_DOWN_TOPK x scores bias w2 k scale x_bf16).
 
   (* kda-in-fuse *)
   Definition stmt_kda_in_fuse : Prop :=
-    forall (K_0 W_1 R_0 K_3 W_4 R0_3 R1_3 R2_3 R3_3 R4_3 R5_3 K_5 R_5 K_7 R_7 K_9 R_9 K_11 R_11 K_13 R_13 : nat) (n : nat) (eps : F) (norm_eps : F) (prefix : Mat) (blocks : Stack) (res_norm : Vec) (res_proj : Vec) (norm : Vec) (w_q : Mat) (w_k : Mat) (w_v : Mat) (w_f : Mat) (w_b : Mat) (w_gate : Mat),
+    forall (K_0 W_1 R_0 K_3 W_4 R0_3 R1_3 R2_3 R3_3 R4_3 R5_3 K_5 R_5 K_7 R_7 K_9 R_9 K_11 R_11 K_13 R_13 : nat) (round : nat) (n : nat) (eps : F) (norm_eps : F) (prefix : Mat) (blocks : Stack) (res_norm : Vec) (res_proj : Vec) (norm : Vec) (w_q : Mat) (w_k : Mat) (w_v : Mat) (w_f : Mat) (w_b : Mat) (w_gate : Mat),
     sized n_tokens W_1 prefix ->
     Forall (sized n_tokens W_1) blocks ->
     length res_norm = W_1 ->
@@ -361,22 +361,22 @@ Section Statements.
     sized R_11 K_11 w_b ->
     W_1 = K_13 ->
     sized R_13 K_13 w_gate ->
-    (sem_GEMV_BF16 (sem_ATTN_RES_NORM prefix blocks res_norm res_proj norm n eps norm_eps) w_q 0) =
-    (sem_PART (sem_MIX_LINEARS_6 prefix (sem_ATTN_PART blocks res_norm res_proj n eps) res_norm res_proj norm w_q w_k w_v w_f w_b w_gate eps norm_eps) 0) /\
-    (sem_GEMV_BF16 (sem_ATTN_RES_NORM prefix blocks res_norm res_proj norm n eps norm_eps) w_k 0) =
-    (sem_PART (sem_MIX_LINEARS_6 prefix (sem_ATTN_PART blocks res_norm res_proj n eps) res_norm res_proj norm w_q w_k w_v w_f w_b w_gate eps norm_eps) 1) /\
-    (sem_GEMV_BF16 (sem_ATTN_RES_NORM prefix blocks res_norm res_proj norm n eps norm_eps) w_v 0) =
-    (sem_PART (sem_MIX_LINEARS_6 prefix (sem_ATTN_PART blocks res_norm res_proj n eps) res_norm res_proj norm w_q w_k w_v w_f w_b w_gate eps norm_eps) 2) /\
-    (sem_GEMV_BF16 (sem_ATTN_RES_NORM prefix blocks res_norm res_proj norm n eps norm_eps) w_f 0) =
-    (sem_PART (sem_MIX_LINEARS_6 prefix (sem_ATTN_PART blocks res_norm res_proj n eps) res_norm res_proj norm w_q w_k w_v w_f w_b w_gate eps norm_eps) 3) /\
-    (sem_GEMV_BF16 (sem_ATTN_RES_NORM prefix blocks res_norm res_proj norm n eps norm_eps) w_b 0) =
-    (sem_PART (sem_MIX_LINEARS_6 prefix (sem_ATTN_PART blocks res_norm res_proj n eps) res_norm res_proj norm w_q w_k w_v w_f w_b w_gate eps norm_eps) 4) /\
-    (sem_GEMV_BF16 (sem_ATTN_RES_NORM prefix blocks res_norm res_proj norm n eps norm_eps) w_gate 0) =
-    (sem_PART (sem_MIX_LINEARS_6 prefix (sem_ATTN_PART blocks res_norm res_proj n eps) res_norm res_proj norm w_q w_k w_v w_f w_b w_gate eps norm_eps) 5).
+    (sem_GEMV_BF16 (sem_ATTN_RES_NORM prefix blocks res_norm res_proj norm n eps norm_eps round) w_q 0 round) =
+    (sem_PART (sem_MIX_LINEARS_6 prefix (sem_ATTN_PART blocks res_norm res_proj n eps) res_norm res_proj norm w_q w_k w_v w_f w_b w_gate eps norm_eps round) 0) /\
+    (sem_GEMV_BF16 (sem_ATTN_RES_NORM prefix blocks res_norm res_proj norm n eps norm_eps round) w_k 0 round) =
+    (sem_PART (sem_MIX_LINEARS_6 prefix (sem_ATTN_PART blocks res_norm res_proj n eps) res_norm res_proj norm w_q w_k w_v w_f w_b w_gate eps norm_eps round) 1) /\
+    (sem_GEMV_BF16 (sem_ATTN_RES_NORM prefix blocks res_norm res_proj norm n eps norm_eps round) w_v 0 round) =
+    (sem_PART (sem_MIX_LINEARS_6 prefix (sem_ATTN_PART blocks res_norm res_proj n eps) res_norm res_proj norm w_q w_k w_v w_f w_b w_gate eps norm_eps round) 2) /\
+    (sem_GEMV_BF16 (sem_ATTN_RES_NORM prefix blocks res_norm res_proj norm n eps norm_eps round) w_f 0 round) =
+    (sem_PART (sem_MIX_LINEARS_6 prefix (sem_ATTN_PART blocks res_norm res_proj n eps) res_norm res_proj norm w_q w_k w_v w_f w_b w_gate eps norm_eps round) 3) /\
+    (sem_GEMV_BF16 (sem_ATTN_RES_NORM prefix blocks res_norm res_proj norm n eps norm_eps round) w_b 0 round) =
+    (sem_PART (sem_MIX_LINEARS_6 prefix (sem_ATTN_PART blocks res_norm res_proj n eps) res_norm res_proj norm w_q w_k w_v w_f w_b w_gate eps norm_eps round) 4) /\
+    (sem_GEMV_BF16 (sem_ATTN_RES_NORM prefix blocks res_norm res_proj norm n eps norm_eps round) w_gate 0 round) =
+    (sem_PART (sem_MIX_LINEARS_6 prefix (sem_ATTN_PART blocks res_norm res_proj n eps) res_norm res_proj norm w_q w_k w_v w_f w_b w_gate eps norm_eps round) 5).
 
   (* mla-in-fuse *)
   Definition stmt_mla_in_fuse : Prop :=
-    forall (K_0 W_1 R_0 K_3 W_4 R0_3 R1_3 R2_3 K_5 R_5 K_7 R_7 : nat) (n : nat) (eps : F) (norm_eps : F) (prefix : Mat) (blocks : Stack) (res_norm : Vec) (res_proj : Vec) (norm : Vec) (w_q : Mat) (w_kv : Mat) (w_gate : Mat),
+    forall (K_0 W_1 R_0 K_3 W_4 R0_3 R1_3 R2_3 K_5 R_5 K_7 R_7 : nat) (round : nat) (n : nat) (eps : F) (norm_eps : F) (prefix : Mat) (blocks : Stack) (res_norm : Vec) (res_proj : Vec) (norm : Vec) (w_q : Mat) (w_kv : Mat) (w_gate : Mat),
     sized n_tokens W_1 prefix ->
     Forall (sized n_tokens W_1) blocks ->
     length res_norm = W_1 ->
@@ -399,16 +399,16 @@ Section Statements.
     sized R_5 K_5 w_kv ->
     W_1 = K_7 ->
     sized R_7 K_7 w_gate ->
-    (sem_GEMV_BF16 (sem_ATTN_RES_NORM prefix blocks res_norm res_proj norm n eps norm_eps) w_q 0) =
-    (sem_PART (sem_MIX_LINEARS_3 prefix (sem_ATTN_PART blocks res_norm res_proj n eps) res_norm res_proj norm w_q w_kv w_gate eps norm_eps) 0) /\
-    (sem_GEMV_BF16 (sem_ATTN_RES_NORM prefix blocks res_norm res_proj norm n eps norm_eps) w_kv 0) =
-    (sem_PART (sem_MIX_LINEARS_3 prefix (sem_ATTN_PART blocks res_norm res_proj n eps) res_norm res_proj norm w_q w_kv w_gate eps norm_eps) 1) /\
-    (sem_GEMV_BF16 (sem_ATTN_RES_NORM prefix blocks res_norm res_proj norm n eps norm_eps) w_gate 0) =
-    (sem_PART (sem_MIX_LINEARS_3 prefix (sem_ATTN_PART blocks res_norm res_proj n eps) res_norm res_proj norm w_q w_kv w_gate eps norm_eps) 2).
+    (sem_GEMV_BF16 (sem_ATTN_RES_NORM prefix blocks res_norm res_proj norm n eps norm_eps round) w_q 0 round) =
+    (sem_PART (sem_MIX_LINEARS_3 prefix (sem_ATTN_PART blocks res_norm res_proj n eps) res_norm res_proj norm w_q w_kv w_gate eps norm_eps round) 0) /\
+    (sem_GEMV_BF16 (sem_ATTN_RES_NORM prefix blocks res_norm res_proj norm n eps norm_eps round) w_kv 0 round) =
+    (sem_PART (sem_MIX_LINEARS_3 prefix (sem_ATTN_PART blocks res_norm res_proj n eps) res_norm res_proj norm w_q w_kv w_gate eps norm_eps round) 1) /\
+    (sem_GEMV_BF16 (sem_ATTN_RES_NORM prefix blocks res_norm res_proj norm n eps norm_eps round) w_gate 0 round) =
+    (sem_PART (sem_MIX_LINEARS_3 prefix (sem_ATTN_PART blocks res_norm res_proj n eps) res_norm res_proj norm w_q w_kv w_gate eps norm_eps round) 2).
 
   (* moe-in-fuse *)
   Definition stmt_moe_in_fuse : Prop :=
-    forall (K_0 W_1 R_0 K_3 W_4 R0_3 R1_3 R2_3 R3_3 K_5 R_5 K_7 R_7 K_9 R_9 : nat) (n : nat) (eps : F) (norm_eps : F) (prefix : Mat) (blocks : Stack) (res_norm : Vec) (res_proj : Vec) (norm : Vec) (w_scores : Mat) (w_z : Mat) (w_gate : Mat) (w_up : Mat),
+    forall (K_0 W_1 R_0 K_3 W_4 R0_3 R1_3 R2_3 R3_3 K_5 R_5 K_7 R_7 K_9 R_9 : nat) (head_round : nat) (n : nat) (eps : F) (norm_eps : F) (round : nat) (prefix : Mat) (blocks : Stack) (res_norm : Vec) (res_proj : Vec) (norm : Vec) (w_scores : Mat) (w_z : Mat) (w_gate : Mat) (w_up : Mat),
     sized n_tokens W_1 prefix ->
     Forall (sized n_tokens W_1) blocks ->
     length res_norm = W_1 ->
@@ -434,12 +434,12 @@ Section Statements.
     sized R_7 K_7 w_gate ->
     W_1 = K_9 ->
     sized R_9 K_9 w_up ->
-    (sem_GEMV_BF16 (sem_ATTN_RES_NORM prefix blocks res_norm res_proj norm n eps norm_eps) w_scores 0) =
-    (sem_PART (sem_MIX_LINEARS_4 prefix (sem_ATTN_PART blocks res_norm res_proj n eps) res_norm res_proj norm w_scores w_z w_gate w_up eps norm_eps) 0) /\
-    (sem_GEMV_BF16 (sem_ATTN_RES_NORM prefix blocks res_norm res_proj norm n eps norm_eps) w_z 0) =
-    (sem_PART (sem_MIX_LINEARS_4 prefix (sem_ATTN_PART blocks res_norm res_proj n eps) res_norm res_proj norm w_scores w_z w_gate w_up eps norm_eps) 1) /\
-    (sem_GEMV_BF16 (sem_ATTN_RES_NORM prefix blocks res_norm res_proj norm n eps norm_eps) w_gate 0) =
-    (sem_PART (sem_MIX_LINEARS_4 prefix (sem_ATTN_PART blocks res_norm res_proj n eps) res_norm res_proj norm w_scores w_z w_gate w_up eps norm_eps) 2) /\
-    (sem_GEMV_BF16 (sem_ATTN_RES_NORM prefix blocks res_norm res_proj norm n eps norm_eps) w_up 0) =
-    (sem_PART (sem_MIX_LINEARS_4 prefix (sem_ATTN_PART blocks res_norm res_proj n eps) res_norm res_proj norm w_scores w_z w_gate w_up eps norm_eps) 3).
+    (sem_GEMV_BF16 (sem_ATTN_RES_NORM prefix blocks res_norm res_proj norm n eps norm_eps round) w_scores 0 head_round) =
+    (sem_PART (sem_MIX_LINEARS_4 prefix (sem_ATTN_PART blocks res_norm res_proj n eps) res_norm res_proj norm w_scores w_z w_gate w_up eps norm_eps round head_round) 0) /\
+    (sem_GEMV_BF16 (sem_ATTN_RES_NORM prefix blocks res_norm res_proj norm n eps norm_eps round) w_z 0 round) =
+    (sem_PART (sem_MIX_LINEARS_4 prefix (sem_ATTN_PART blocks res_norm res_proj n eps) res_norm res_proj norm w_scores w_z w_gate w_up eps norm_eps round head_round) 1) /\
+    (sem_GEMV_BF16 (sem_ATTN_RES_NORM prefix blocks res_norm res_proj norm n eps norm_eps round) w_gate 0 round) =
+    (sem_PART (sem_MIX_LINEARS_4 prefix (sem_ATTN_PART blocks res_norm res_proj n eps) res_norm res_proj norm w_scores w_z w_gate w_up eps norm_eps round head_round) 2) /\
+    (sem_GEMV_BF16 (sem_ATTN_RES_NORM prefix blocks res_norm res_proj norm n eps norm_eps round) w_up 0 round) =
+    (sem_PART (sem_MIX_LINEARS_4 prefix (sem_ATTN_PART blocks res_norm res_proj n eps) res_norm res_proj norm w_scores w_z w_gate w_up eps norm_eps round head_round) 3).
 End Statements.

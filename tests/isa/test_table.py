@@ -22,6 +22,7 @@ def pins(spec: OpSpec) -> dict[str, object]:
         "unit": spec.unit,
         "handles": [f"{'+' if o.run else ''}{o.role} {o.name}" for o in spec.operands],
         "words": {param.name: [spec.word(param.name), param.kind] for param in spec.params},
+        "flags": {name: spec.flag(name) for name in spec.flags},
     }
 
 

@@ -79,6 +79,7 @@ class Bodies:
         ranks: tuple[int, int, int] = (0, 1, 0),
         check_fault: bool = True,
         scratch_floats: int | None = None,
+        flags: int = 0,
     ) -> int:
         """Run `op` on `operands` (arrays are written in place). Returns the fault word.
 
@@ -96,7 +97,7 @@ class Bodies:
             addresses[slot] = value.ctypes.data
             keep.append(value)
         words = np.zeros(RECORD_WORDS, np.uint32)
-        words[0] = int(op)
+        words[0] = int(op) | flags << 16
         handles = np.full(12, NO_HANDLE, np.uint16)
         handles[: spec.n_slots] = [first[slot] for slot in range(spec.n_slots)]
         words[1:7] = handles.view(np.uint32)

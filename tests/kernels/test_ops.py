@@ -76,12 +76,13 @@ def state_parts(case: Case, state) -> dict[str, np.ndarray]:
     return {n: np.ascontiguousarray(a).view(np.float32) for n, a in parts.items()}
 
 
-def meaning(case: Case):
-    """(result, state) of the float64 meaning."""
+def meaning(case: Case, rounded: bool = False):
+    """(result, state) of the float64 meaning, with every rounding point or none."""
     spec, reference = SPECS[case.op], REFERENCE[case.op]
     tokens = case.tokens()
     numbers = np.zeros(T, np.int64) if tokens.ids is None else tokens.ids.astype(np.int64)
-    known = {**case.params, "unit_cols": case.unit_cols, "step": Step(numbers, tokens.first)}
+    known = dict.fromkeys(spec.flags, int(rounded)) | case.params
+    known |= {"unit_cols": case.unit_cols, "step": Step(numbers, tokens.first)}
 
     def number(value):
         return value.astype(np.float64) if isinstance(value, np.ndarray) else value

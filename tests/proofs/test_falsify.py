@@ -75,7 +75,7 @@ def choose(k: int, scores: list[float], bias: list[float]) -> list[int]:
     return sorted(sorted(range(len(scores)), key=lambda i: (-adjusted[i], i))[:k])
 
 
-FLOATS = Algebra(math.exp, math.tanh, math.sqrt, max, choose, 1e-20)
+FLOATS = Algebra(math.exp, math.tanh, math.sqrt, lambda x: x, max, choose, 1e-20)
 
 
 def arrays(*shapes: tuple[int, ...]) -> list[np.ndarray]:
@@ -139,7 +139,8 @@ def test_a_meaning_is_the_references(op: Op) -> None:
     context = {"unit_cols": D, "step": Step(np.zeros(T, np.int64), position)}
     given = {k: v for k, v in {**attrs, **context}.items() if k in accepted}
     want = REFERENCE[op](*values, **given)
-    got = MEANINGS[op](FLOATS, *(v.tolist() for v in values), *(attrs[n] for n in attr_names(op)))
+    numbers = [attrs.get(name, 0) for name in attr_names(op)]
+    got = MEANINGS[op](FLOATS, *(v.tolist() for v in values), *numbers)
     np.testing.assert_allclose(flat(got), flat(want), rtol=1e-12, atol=1e-14)
 
 
@@ -155,14 +156,14 @@ def test_experts_are_the_references() -> None:
     )
     lists = {name: v.tolist() for name, v in locals().items()}
     got = MEANINGS[Op.MOE_GLU_TOPK](
-        FLOATS, lists["z"], lists["scores"], lists["bias"], lists["w1"], lists["w3"], TOP, 4.0, 25.0
+        FLOATS, *(lists[name] for name in ("z", "scores", "bias", "w1", "w3")), TOP, 4.0, 25.0, 0
     )
     want = REFERENCE[Op.MOE_GLU_TOPK](
         z, scores, bias, list(w1), list(w3), top_k=TOP, beta=4.0, linear_beta=25.0
     )
     np.testing.assert_allclose(got, want, rtol=1e-12)
     got = MEANINGS[Op.MOE_DOWN_TOPK](
-        FLOATS, lists["x"], lists["scores"], lists["bias"], lists["w2"], TOP, 2.5
+        FLOATS, lists["x"], lists["scores"], lists["bias"], lists["w2"], TOP, 2.5, 0
     )
     want = REFERENCE[Op.MOE_DOWN_TOPK](x, scores, bias, list(w2), top_k=TOP, scale=2.5)
     np.testing.assert_allclose(np.sum(got, axis=0), want, rtol=1e-12)

@@ -55,7 +55,7 @@ def test_a_changed_row_changes_the_statement(
 def test_a_statement_covers_states_sizes_and_both_sides() -> None:
     text = statement(RULE["kda-core-fuse"])
     assert "(sem_KDA_STEP (sem_SCALE (sem_L2NORM q eps d) scale)" in text
-    assert "(sem_KDA_CORE q k v f b a_log dt_bias s eps scale bound d)" in text
+    assert "(sem_KDA_CORE q k v f b a_log dt_bias s eps scale bound round d)" in text
     assert "(next_KDA_CORE_s q k v f b" in text, "what the state becomes is part of it"
     assert "0 < d ->" in text
     assert sizes(RULE["kda-core-fuse"]).sorts["s"] == "Stack"
@@ -100,10 +100,11 @@ def test_a_rule_without_theorem_is_refused_by_name(config: K3Config) -> None:
 
 def test_a_theorem_of_another_statement_is_stale() -> None:
     rule = RULE["conv-silu-fuse"]
-    right = "(CONV_SILU x kernel taps)"
-    same = make_rule(rule.name, ("(SILU (SHORT_CONV x kernel taps))", right))
+    right = "(CONV_SILU x kernel taps :round round)"
+    left = "(SHORT_CONV x kernel taps) :round round"
+    same = make_rule(rule.name, (f"(SILU {left})", right))
     assert theorem_hash(same) == theorem_hash(rule), "the control: the same row"
-    other = make_rule(rule.name, ("(SIGMOID (SHORT_CONV x kernel taps))", right))
+    other = make_rule(rule.name, (f"(SIGMOID {left})", right))
     with pytest.raises(ArtifactError, match=r"conv-silu-fuse.*another statement"):
         require_theorems([other], read_stamp())
 

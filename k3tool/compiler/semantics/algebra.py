@@ -14,6 +14,7 @@ Stack = list[Mat]
 class Algebra:
     """Functions that nothing is assumed about, and what a run decides.
 
+    `round` is what mode bf16 does to a value at a rounding point, which an op's flag switches on.
     `choose(k, scores, bias)` returns the ids of experts, ascending. `ranks` share row-parallel
     products; head-only linears compute tokens from `head_from` on.
     """
@@ -21,11 +22,16 @@ class Algebra:
     exp: Callable[[Number], Number]
     tanh: Callable[[Number], Number]
     sqrt: Callable[[Number], Number]
+    round: Callable[[Number], Number]
     largest: Callable[[Number, Number], Number]
     choose: Callable[[int, Vec, Vec], list[int]]
     tiny: Number
     ranks: int = 2
     head_from: int = 1
+
+    def rnd(self, flag: int, x: Number) -> Number:
+        """Return a number behind a rounding point."""
+        return self.round(x) if flag else x
 
     def sigmoid(self, x: Number) -> Number:
         """Return 1 / (1 + exp(-x))."""
@@ -53,9 +59,9 @@ def dot(w: Vec, x: Vec) -> Number:
     return total([a * b for a, b in zip(w, x, strict=True)])
 
 
-def matvec(w: Mat, x: Vec) -> Vec:
-    """Return a row's product with every row of a matrix."""
-    return [dot(row, x) for row in w]
+def matvec(a: Algebra, rd: int, w: Mat, x: Vec) -> Vec:
+    """Return a row's product with every row of a matrix, rounded if flagged."""
+    return [a.rnd(rd, dot(row, x)) for row in w]
 
 
 def mix(width: int, ks: Vec, rows: Mat) -> Vec:
@@ -89,10 +95,10 @@ def mean_inv(a: Algebra, eps: Number, x: Vec) -> Number:
     return 1 / a.sqrt(total([v * v for v in x]) / len(x) + eps)
 
 
-def rms(a: Algebra, x: Vec, norm: Vec, eps: Number) -> Vec:
-    """Return a normed row."""
+def rms(a: Algebra, rd: int, x: Vec, norm: Vec, eps: Number) -> Vec:
+    """Return a normed row: the value may round, and again after its weight."""
     inv = mean_inv(a, eps, x)
-    return [v * inv * g for v, g in zip(x, norm, strict=True)]
+    return [a.rnd(rd, a.rnd(rd, v * inv) * g) for v, g in zip(x, norm, strict=True)]
 
 
 def largest_of(a: Algebra, row: Vec) -> Number:
@@ -103,14 +109,15 @@ def largest_of(a: Algebra, row: Vec) -> Number:
     return out
 
 
-def glu(a: Algebra, x: Mat, gate: Mat, up: Mat, beta: Number, linear: Number) -> Mat:
-    """Return the gated product of two linears of one value."""
-    return [
-        [a.situ(beta, linear, dot(g, r), dot(u, r)) for g, u in zip(gate, up, strict=True)]
-        for r in x
-    ]
+def glu(a: Algebra, x: Mat, gate: Mat, up: Mat, beta: Number, linear: Number, rd: int) -> Mat:
+    """Return the gated product of two linears of one value; all three may round."""
+    out: Mat = []
+    for r in x:
+        pairs = rows_of(matvec(a, rd, gate, r), matvec(a, rd, up, r))
+        out.append([a.rnd(rd, a.situ(beta, linear, g, u)) for g, u in pairs])
+    return out
 
 
-def plus(x: Number, y: Number) -> Number:
-    """Return a sum."""
-    return x + y
+def plus(a: Algebra, rd: int, x: Mat, y: Mat) -> Mat:
+    """Return a sum, rounded if flagged."""
+    return each(lambda u, v: a.rnd(rd, u + v), x, y)

@@ -25,27 +25,30 @@ from k3tool.compiler.semantics.algebra import (
 from k3tool.isa.table import Op
 
 
-def _linear(a: Algebra, x: Mat, w: Mat, head: int) -> Mat:
-    return [matvec(w, r) if not head or t >= a.head_from else [] for t, r in enumerate(x)]
+def _linear(a: Algebra, x: Mat, w: Mat, head: int, rd: int) -> Mat:
+    return [matvec(a, rd, w, r) if not head or t >= a.head_from else [] for t, r in enumerate(x)]
 
 
-def _norm_linear(a: Algebra, x: Mat, norm: Vec, w: Mat, eps: Number, head: int) -> Mat:
-    out: Mat = []
-    for t, r in enumerate(x):
-        inv = mean_inv(a, eps, r)
-        row = [total([c * (v * inv * g) for c, v, g in zip(wr, r, norm, strict=True)]) for wr in w]
-        out.append(row if not head or t >= a.head_from else [])
-    return out
+def _norm_linear(
+    a: Algebra, x: Mat, norm: Vec, w: Mat, eps: Number, head: int, norm_rd: int, rd: int
+) -> Mat:
+    return _linear(a, [rms(a, norm_rd, r, norm, eps) for r in x], w, head, rd)
 
 
-def _blocks(a: Algebra, x: Mat, w: Mat) -> Stack:
+def _blocks(a: Algebra, x: Mat, w: Mat, x_bf16: int) -> Stack:
     return [
         [[dot(share(a, r, wr), share(a, r, row)) for wr in w] for row in x] for r in range(a.ranks)
     ]
 
 
-def _situ_blocks(a: Algebra, g: Mat, u: Mat, w: Mat, beta: Number, linear: Number) -> Stack:
-    return _blocks(a, each(lambda x, y: a.situ(beta, linear, x, y), g, u), w)
+def _situ(a: Algebra, g: Mat, u: Mat, beta: Number, linear: Number, rd: int) -> Mat:
+    return each(lambda x, y: a.rnd(rd, a.situ(beta, linear, x, y)), g, u)
+
+
+def _situ_blocks(
+    a: Algebra, g: Mat, u: Mat, w: Mat, beta: Number, linear: Number, rd: int
+) -> Stack:
+    return _blocks(a, _situ(a, g, u, beta, linear, rd), w, rd)
 
 
 # -- mixing ----------------------------------------------------------------------------------------
@@ -70,16 +73,20 @@ def _merge(a: Algebra, part: Vec, sp: Number, v: Vec) -> Vec:
     return [(x * o + y * p) * r for o, p in zip(part[:n], v, strict=True)]
 
 
-def _attn_res(a: Algebra, prefix: Mat, blocks: Stack, rn: Vec, rp: Vec, n: int, eps: Number) -> Mat:
-    return [
-        _merge(a, _part(a, rn, rp, eps, [b[t] for b in blocks[:n]]), _score(a, rn, rp, eps, v), v)
-        for t, v in enumerate(prefix)
-    ]
+def _attn_res(
+    a: Algebra, prefix: Mat, blocks: Stack, rn: Vec, rp: Vec, n: int, eps: Number, rd: int
+) -> Mat:
+    out: Mat = []
+    for t, v in enumerate(prefix):
+        part = _part(a, rn, rp, eps, [b[t] for b in blocks[:n]])
+        out.append([a.rnd(rd, y) for y in _merge(a, part, _score(a, rn, rp, eps, v), v)])
+    return out
 
 
 def _attn_res_norm(a: Algebra, *x: Any) -> Mat:
-    prefix, blocks, rn, rp, norm, n, eps, norm_eps = x
-    return [rms(a, y, norm, norm_eps) for y in _attn_res(a, prefix, blocks, rn, rp, n, eps)]
+    prefix, blocks, rn, rp, norm, n, eps, norm_eps, rd = x
+    mixed = _attn_res(a, prefix, blocks, rn, rp, n, eps, rd)
+    return [rms(a, rd, y, norm, norm_eps) for y in mixed]
 
 
 def _attn_part(a: Algebra, blocks: Stack, rn: Vec, rp: Vec, n: int, eps: Number) -> Mat:
@@ -87,9 +94,19 @@ def _attn_part(a: Algebra, blocks: Stack, rn: Vec, rp: Vec, n: int, eps: Number)
 
 
 def _mix_linears(a: Algebra, prefix: Mat, part: Mat, rn: Vec, rp: Vec, norm: Vec, *x: Any) -> Stack:
-    *ws, eps, norm_eps = x
+    *ws, eps, norm_eps, rd = x
     y = [_merge(a, p, _score(a, rn, rp, eps, v), v) for v, p in rows_of(prefix, part)]
-    return [_norm_linear(a, y, norm, w, norm_eps, 0) for w in ws]
+    y = each(lambda v: a.rnd(rd, v), y)
+    return [_norm_linear(a, y, norm, w, norm_eps, 0, rd, rd) for w in ws]
+
+
+def _mix_linears_headed(a: Algebra, *x: Any) -> Stack:
+    *rest, w0, w1, w2, w3, eps, norm_eps, rd, head_rd = x
+    prefix, part, rn, rp, norm = rest
+    y = [_merge(a, p, _score(a, rn, rp, eps, v), v) for v, p in rows_of(prefix, part)]
+    y = each(lambda v: a.rnd(rd, v), y)
+    rounds = ((w0, head_rd), (w1, rd), (w2, rd), (w3, rd))
+    return [_norm_linear(a, y, norm, w, norm_eps, 0, rd, own) for w, own in rounds]
 
 
 MEANINGS: Mapping[Op, Callable[..., Any]] = {
@@ -98,19 +115,19 @@ MEANINGS: Mapping[Op, Callable[..., Any]] = {
     Op.SITU_GEMV_BLOCKS: _situ_blocks,
     Op.NORM_GEMV_BF16: _norm_linear,
     Op.GLU_BF16: glu,
-    Op.RMSNORM: lambda a, x, w, eps: [rms(a, r, w, eps) for r in x],
+    Op.RMSNORM: lambda a, x, w, eps, rd: [rms(a, rd, r, w, eps) for r in x],
     Op.ATTN_RES: _attn_res,
     Op.ATTN_RES_NORM: _attn_res_norm,
     Op.ATTN_PART: _attn_part,
     Op.MIX_LINEARS_3: _mix_linears,
-    Op.MIX_LINEARS_4: _mix_linears,
+    Op.MIX_LINEARS_4: _mix_linears_headed,
     Op.MIX_LINEARS_6: _mix_linears,
     Op.PART: lambda a, group, index: group[index],
-    Op.ADD: lambda a, x, y: each(plus, x, y),
-    Op.MUL: lambda a, x, y: each(lambda u, v: u * v, x, y),
-    Op.SIGMOID: lambda a, x: each(a.sigmoid, x),
-    Op.SILU: lambda a, x: each(lambda v: v * a.sigmoid(v), x),
+    Op.ADD: lambda a, x, y, rd: plus(a, rd, x, y),
+    Op.MUL: lambda a, x, y, rd: each(lambda u, v: a.rnd(rd, u * v), x, y),
+    Op.SIGMOID: lambda a, x, rd: each(lambda v: a.rnd(rd, a.sigmoid(v)), x),
+    Op.SILU: lambda a, x, rd: each(lambda v: a.rnd(rd, v * a.sigmoid(v)), x),
     Op.SOFTCAP: lambda a, x, beta: each(lambda v: a.softcap(beta, v), x),
-    Op.SITU: lambda a, g, u, beta, lin: each(lambda x, y: a.situ(beta, lin, x, y), g, u),
+    Op.SITU: _situ,
     Op.SCALE: lambda a, x, factor: each(lambda v: v * factor, x),
 }

@@ -33,19 +33,19 @@ def _route(a: Algebra, scores: Mat, bias: Vec, k: int, scale: Number) -> Route:
     return out
 
 
-def _moe_up(a: Algebra, z: Mat, route: Route, w: Stack, k: int) -> Mat:
-    return [[y for i, _ in rt for y in matvec(w[i], r)] for r, rt in rows_of(z, route)]
+def _moe_up(a: Algebra, z: Mat, route: Route, w: Stack, k: int, rd: int) -> Mat:
+    return [[y for i, _ in rt for y in matvec(a, rd, w[i], r)] for r, rt in rows_of(z, route)]
 
 
 def _moe_glu(a: Algebra, *x: Any) -> Mat:
-    z, route, w1, w3, _, beta, linear = x
+    z, route, w1, w3, _, *numbers = x
     return [
-        [y for i, _ in rt for y in glu(a, [r], w1[i], w3[i], beta, linear)[0]]
+        [y for i, _ in rt for y in glu(a, [r], w1[i], w3[i], *numbers)[0]]
         for r, rt in rows_of(z, route)
     ]
 
 
-def _moe_down(a: Algebra, x: Mat, route: Route, w2: Stack, k: int) -> Stack:
+def _moe_down(a: Algebra, x: Mat, route: Route, w2: Stack, k: int, x_bf16: int) -> Stack:
     def row(r: int, xs: Vec, rt: list[tuple[int, Number]]) -> Vec:
         parts = [
             [weight * dot(share(a, r, wr), share(a, r, slot)) for wr in w2[i]]
@@ -57,14 +57,14 @@ def _moe_down(a: Algebra, x: Mat, route: Route, w2: Stack, k: int) -> Stack:
 
 
 def _moe_glu_topk(a: Algebra, *x: Any) -> Mat:
-    z, scores, bias, w1, w3, k, beta, linear = x
+    z, scores, bias, w1, w3, k, *numbers = x
     route = [[(i, None) for i in a.choose(k, row, bias)] for row in scores]
-    return _moe_glu(a, z, route, w1, w3, k, beta, linear)
+    return _moe_glu(a, z, route, w1, w3, k, *numbers)
 
 
 def _moe_down_topk(a: Algebra, *x: Any) -> Stack:
-    xs, scores, bias, w2, k, scale = x
-    return _moe_down(a, xs, _route(a, scores, bias, k, scale), w2, k)
+    xs, scores, bias, w2, k, scale, x_bf16 = x
+    return _moe_down(a, xs, _route(a, scores, bias, k, scale), w2, k, x_bf16)
 
 
 # -- collectives -----------------------------------------------------------------------------------
@@ -77,8 +77,16 @@ def _sum(a: Algebra, parts: Stack) -> Mat:
     return out
 
 
+def _reduced(a: Algebra, parts: Stack, rd: int) -> Mat:
+    return each(lambda x: a.rnd(rd, x), _sum(a, parts))
+
+
 def _join(a: Algebra, parts: Stack) -> Mat:
     return [[y for row in rows for y in row] for rows in rows_of(*parts)]
+
+
+def _reduce_gather(a: Algebra, up: Stack, parts: Stack, rd: int) -> Mat:
+    return plus(a, rd, _join(a, up), _reduced(a, parts, rd))
 
 
 MEANINGS: Mapping[Op, Callable[..., Any]] = {
@@ -88,11 +96,9 @@ MEANINGS: Mapping[Op, Callable[..., Any]] = {
     Op.MOE_DOWN_MXFP4: _moe_down,
     Op.MOE_GLU_TOPK: _moe_glu_topk,
     Op.MOE_DOWN_TOPK: _moe_down_topk,
-    Op.ALL_REDUCE: _sum,
+    Op.ALL_REDUCE: _reduced,
     Op.ALL_GATHER: _join,
-    Op.ALL_REDUCE_ADD: lambda a, r, x: each(plus, r, _sum(a, x)),
-    Op.REDUCE_GATHER: lambda a, up, x: each(plus, _join(a, up), _sum(a, x)),
-    Op.REDUCE_GATHER_ADD: lambda a, r, up, x: each(
-        lambda v, p, q: v + (p + q), r, _join(a, up), _sum(a, x)
-    ),
+    Op.ALL_REDUCE_ADD: lambda a, r, x, rd: plus(a, rd, r, _reduced(a, x, rd)),
+    Op.REDUCE_GATHER: _reduce_gather,
+    Op.REDUCE_GATHER_ADD: lambda a, r, up, x, rd: plus(a, rd, r, _reduce_gather(a, up, x, rd)),
 }

@@ -114,7 +114,7 @@ def test_the_binding_of_an_application_names_values() -> None:
     graph = kit.finish(kit.linear(kit.norm(x), "q"))
     (row,) = chosen(graph).fired
     assert row.used
-    assert row.binding == f"x=here norm=norm w=q eps={EPS} head=0"
+    assert row.binding == f"x=here norm=norm w=q eps={EPS} norm_round=0 head=0 round=0"
 
 
 @pytest.mark.parametrize("tokens", [1, 16, 512])

@@ -278,8 +278,8 @@ def test_the_betas_of_situ_are_bound_to_their_side() -> None:
     (application,) = [
         a for a in saturate(_graph(situ), RULES).applications if a.rule.name == "situ-fuse"
     ]
-    assert application.numbers == {"beta": BETA, "linear": LINEAR_BETA}
-    assert application.made[0].form.attrs == (BETA, LINEAR_BETA)
+    assert application.numbers == {"beta": BETA, "linear": LINEAR_BETA, "round": 0}
+    assert application.made[0].form.attrs == (BETA, LINEAR_BETA, 0)
 
 
 # -- on models -------------------------------------------------------------------------------------

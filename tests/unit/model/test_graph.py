@@ -141,13 +141,15 @@ def test_a_leaf_that_is_in_no_table_is_refused(released: K3Config) -> None:
 
 
 def test_attributes_are_the_parameters_that_sizes_do_not_give() -> None:
-    assert attr_names(Op.GEMV_BF16) == ("head_only",)
-    assert attr_names(Op.GEMV_BF16_BLOCKS) == ()
-    assert attr_names(Op.ATTN_RES) == ("n_blocks", "eps")
+    assert attr_names(Op.GEMV_BF16) == ("head_only", "round")
+    assert attr_names(Op.GEMV_BF16_BLOCKS) == ("x_bf16",)
+    assert attr_names(Op.ATTN_RES) == ("n_blocks", "eps", "round")
     assert attr_names(Op.L2NORM) == ("eps", "head_dim")
     assert attr_names(Op.ARGMAX) == ()
-    named = {name for op in Op for name in attr_names(op)}
-    assert named <= {param.name for spec in SPECS.values() for param in spec.params} | {"head_dim"}
+    assert attr_names(Op.KDA_STEP) == ("round", "head_dim")
+    named = {name for op in Op for name in attr_names(op)} - {"head_dim"}
+    words = {param.name for spec in SPECS.values() for param in spec.params}
+    assert named <= words | {name for spec in SPECS.values() for name in spec.flags}
 
 
 def test_sizes_are_solved_for_a_rank_and_checked() -> None:
