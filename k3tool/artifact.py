@@ -31,30 +31,31 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any, NamedTuple, Self
+from typing import Any, Self
 
 import h5py
 import numpy as np
 import numpy.typing as npt
 
 from k3tool import __version__
+from k3tool.artifact_roots import (
+    KINDS,
+    OPTIONAL,
+    InputRef,
+    a_kind,
+    check_roots,
+    parse_inputs,
+    parse_params,
+    require_plain,
+)
 from k3tool.atomic import artifact_line, atomic_path
 from k3tool.errors import ArtifactError, K3Error
 
+__all__ = ["KINDS", "InputRef"]  # re-exported
+
 Array = npt.NDArray[Any]
-KINDS = ("coverage", "shards", "rank", "plan", "isa", "tokens", "trace", "bench", "fingerprint")
 USER_BLOCK_BYTES = 512  # the smallest that HDF5 allows
 _UNHASHED = ("k3.content_sha256", "k3.tool")
-_OPTIONAL = {"target": "k3.target", "phase": "k3.phase", "isa_hash": "k3.isa_hash"}
-
-
-class InputRef(NamedTuple):
-    """Name one input of an artifact by content; chained, these are its provenance."""
-
-    role: str
-    kind: str
-    name: str
-    content_sha256: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +124,7 @@ def write_artifact(
     roots["k3.inputs"] = canonical_json([ref._asdict() for ref in sorted(inputs)])
     roots["k3.params"] = canonical_json(dict(params or {}))
     given = {"target": target, "phase": phase, "isa_hash": isa_hash}
-    roots.update({_OPTIONAL[key]: value for key, value in given.items() if value is not None})
+    roots.update({OPTIONAL[key]: value for key, value in given.items() if value is not None})
     stored = {name: _stored(name, dataset) for name, dataset in datasets.items()}
     digest = _content_sha256(
         roots, ((name, data, _words(datasets[name], data)) for name, data in sorted(stored.items()))
@@ -255,8 +256,8 @@ class Artifact:
         self.schema = int(self._roots["k3.schema"])
         self.tool = str(self._roots["k3.tool"])
         self.digest = str(self._roots["k3.content_sha256"])
-        self.inputs = [InputRef(**entry) for entry in json.loads(self._roots["k3.inputs"])]
-        self.params: dict[str, Any] = json.loads(self._roots["k3.params"])
+        self.inputs = parse_inputs(path, self._roots)
+        self.params = parse_params(path, self._roots)
         self.target: str | None = self._roots.get("k3.target")
         self.phase: str | None = self._roots.get("k3.phase")
         self.isa_hash: str | None = self._roots.get("k3.isa_hash")
@@ -266,12 +267,15 @@ class Artifact:
         return _names(self._file)
 
     def read(self, name: str) -> Array:
-        """Return one dataset whole. Raises: ArtifactError naming the file if it is absent."""
-        return _read_stored(self._dataset(name))
+        """Return one dataset whole. Raises: ArtifactError naming the file if it is absent.
+
+        What dtype and shape it has is not asked here: see k3tool.fields.
+        """
+        return _read_stored(self.path, name, self._dataset(name))
 
     def unit(self, name: str) -> str:
-        """Return the unit a dataset was written with."""
-        return str(self._dataset(name).attrs["unit"])
+        """Return the unit a dataset was written with, empty where it has none."""
+        return str(self._dataset(name).attrs.get("unit", ""))
 
     def extent(self, name: str) -> tuple[int, int]:
         """Return (offset, size) in bytes of a numeric dataset in the file, for mapping it.
@@ -329,14 +333,15 @@ def open_artifact(
     path = Path(path)
     if not path.is_file():
         got = "a folder" if path.is_dir() else "no such file"
-        raise ArtifactError(str(path), got=got, need=f"a {kind or 'k3tool'} artifact, a file")
+        raise ArtifactError(str(path), got=got, need=f"{a_kind(kind)}, a file")
     _check_user_block(path, kind)
     try:
         file = h5py.File(path, "r")
     except OSError as error:
         raise ArtifactError(str(path), got=f"unreadable ({error})", need="an HDF5 file") from None
     try:
-        _check_roots(path, file, {"k3.kind": kind, "k3.schema": schema, "k3.isa_hash": isa_hash})
+        wanted = {"k3.kind": kind, "k3.schema": schema, "k3.isa_hash": isa_hash}
+        check_roots(path, _roots(file), wanted)
         _check_digest(path, file)
         return Artifact(path, file)
     except K3Error:
@@ -350,9 +355,7 @@ def _check_user_block(path: Path, kind: str | None) -> None:
             block = file.read(USER_BLOCK_BYTES)
             words = block.split(b"\n")[0].decode(errors="replace").split(" ")
             if words[0] != "k3tool" or len(words) != 2:
-                raise ArtifactError(
-                    str(path), got="no k3tool file", need=f"a {kind or 'k3tool'} artifact"
-                )
+                raise ArtifactError(str(path), got="no k3tool file", need=a_kind(kind))
         intact = block == _user_block(words[1], _sha256_behind_block(path))
     except OSError as error:
         raise ArtifactError(
@@ -367,25 +370,10 @@ def _check_user_block(path: Path, kind: str | None) -> None:
         )
 
 
-def _check_roots(path: Path, file: h5py.File, wanted: Mapping[str, object]) -> None:
-    roots = _roots(file)
-    required = ("k3.kind", "k3.schema", "k3.inputs", "k3.params", "k3.content_sha256", "k3.tool")
-    for name in required:
-        if name not in roots:
-            raise ArtifactError(f"{path}: {name}", got="absent", need="a k3tool artifact")
-    hints = {"k3.isa_hash": "re-run emit-isa with this build", "k3.schema": "re-run its stage"}
-    for name, need in wanted.items():
-        if need is not None and roots.get(name) != need:
-            got = roots.get(name, "none")
-            raise ArtifactError(f"{path}: {name[3:]}", got=got, need=need, hint=hints.get(name))
-    if roots["k3.kind"] not in KINDS:
-        raise ArtifactError(f"{path}: kind", got=roots["k3.kind"], need=f"one of {list(KINDS)}")
-
-
 def _check_digest(path: Path, file: h5py.File) -> None:
-    roots = _roots(file)
+    roots, names = _roots(file), _names(file)
     found = _content_sha256(
-        roots, ((name, _read_stored(file[name]), _roots(file[name])) for name in _names(file))
+        roots, ((name, *_read_with_words(path, name, file[name])) for name in names)
     )
     if found != roots["k3.content_sha256"]:
         raise ArtifactError(
@@ -401,7 +389,7 @@ def _roots(node: h5py.File | h5py.Dataset) -> dict[str, Any]:
     values: dict[str, Any] = {}
     for name, value in node.attrs.items():
         plain = value.item() if isinstance(value, np.generic) else value
-        values[str(name)] = plain.decode() if isinstance(plain, bytes) else plain
+        values[str(name)] = plain.decode(errors="replace") if isinstance(plain, bytes) else plain
     return values
 
 
@@ -416,11 +404,23 @@ def _names(file: h5py.File) -> list[str]:
     return sorted(names)
 
 
-def _read_stored(dataset: h5py.Dataset) -> Array:
+def _read_with_words(path: Path, name: str, dataset: h5py.Dataset) -> tuple[Array, dict[str, Any]]:
+    words = _roots(dataset)
+    require_plain(f"{path}: {name}", words)
+    return _read_stored(path, name, dataset), words
+
+
+def _read_stored(path: Path, name: str, dataset: h5py.Dataset) -> Array:
     if h5py.check_string_dtype(dataset.dtype) is None:
+        if dataset.dtype.kind not in "biuf" or dataset.shape is None:
+            got = str(dataset.dtype)
+            raise ArtifactError(f"{path}: {name}", got=got, need="numbers or texts")
         return np.asarray(dataset[()])
     raw = np.asarray(dataset[()], dtype=object)
     out = np.empty(raw.shape, dtype=object)
-    for index, item in enumerate(raw.flat):
-        out.flat[index] = item.decode() if isinstance(item, bytes) else str(item)
+    try:
+        for index, item in enumerate(raw.flat):
+            out.flat[index] = item.decode() if isinstance(item, bytes) else str(item)
+    except UnicodeDecodeError:
+        raise ArtifactError(f"{path}: {name}", got="other bytes", need="UTF-8 text") from None
     return out

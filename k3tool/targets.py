@@ -12,6 +12,8 @@ DEFAULT_CHUNK, DEFAULT_CONTEXT, BATCH = 64, 4096, 1
 # The most that a program may be laid out for; of positions the model's own limit holds.
 MOST = {"workgroups": 4096, "chunk": 4096, "batch": 4096}
 
+MOST_RANKS = 1024
+
 
 def check_layout(name: str, value: int) -> None:
     """Refuse a size that no program is laid out for, the same way for whoever asks for it.

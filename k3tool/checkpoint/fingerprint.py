@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from k3tool.artifact import Dataset, InputRef, open_artifact, write_artifact
+from k3tool.fields import column, texts
 
 FINGERPRINT_SCHEMA = 1
 
@@ -34,6 +35,6 @@ def write_fingerprint(path: Path, fingerprints: Mapping[str, str], name: str, id
 def read_fingerprint(path: Path) -> dict[str, str]:
     """Return the recorded fingerprints by tensor. Raises: ArtifactError."""
     with open_artifact(path, "fingerprint", FINGERPRINT_SCHEMA) as artifact:
-        hashes = artifact.read("tensors/fingerprint")
-        names = artifact.read("tensors/name")
-        return {str(name): row.tobytes().hex() for name, row in zip(names, hashes, strict=True)}
+        names = texts(artifact, "tensors/name")
+        hashes = column(artifact, "tensors/fingerprint", "u1", 16, n_rows=len(names))
+        return {name: row.tobytes().hex() for name, row in zip(names, hashes, strict=True)}

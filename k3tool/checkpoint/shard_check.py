@@ -29,8 +29,10 @@ from k3tool.checkpoint.shards import (
     rank_folder_name,
     rank_folders,
 )
-from k3tool.errors import ArtifactError
+from k3tool.errors import ArtifactError, UsageError
+from k3tool.fields import attrs_of, column, params_of, texts
 from k3tool.model.weights import rank_slice
+from k3tool.targets import MOST_RANKS
 
 Array = npt.NDArray[Any]
 
@@ -75,7 +77,8 @@ def check_shards(
         open_artifact(path / SHARDS_NAME, "shards", SHARDS_SCHEMA) as artifact,
         Checkpoint.open(ckpt_path) as checkpoint,
     ):
-        identity = str(artifact.attrs["checkpoint_identity"])
+        fields = attrs_of(artifact)
+        identity = fields.text("checkpoint_identity")
         if checkpoint.identity != identity:
             raise ArtifactError(
                 f"{path / SHARDS_NAME}: checkpoint",
@@ -83,8 +86,13 @@ def check_shards(
                 need=f"{checkpoint.identity[:16]}.. of {ckpt_path}",
                 hint="name the checkpoint that the shards were made from",
             )
-        tp = int(artifact.attrs["tp"])
-        plan = plan_shards(checkpoint, tp, bool(artifact.params["keep_vision"]))
+        tp = fields.count("tp", least=1, most=MOST_RANKS)
+        try:
+            checkpoint.config.check_tp(tp)
+        except UsageError as error:  # no option of this command: the file says it
+            where = f"{path / SHARDS_NAME}: tp"
+            raise ArtifactError(where, got=error.got, need=error.need) from None
+        plan = plan_shards(checkpoint, tp, params_of(artifact).flag("keep_vision"))
         check = _Check(path, plan, artifact)
         check.run(jobs, progress)
         return check.info
@@ -103,10 +111,17 @@ class _Check:
             raise ArtifactError(str(path), got="no rank folder", need="at least one of them")
         self.folders = {rank: path / rank_folder_name(rank, plan.tp) for rank in ranks}
         self.ranks: dict[int, Checkpoint] = {}
-        self.rows = {name: row for row, name in enumerate(artifact.read("tensors/name"))}
-        self.rank_files = artifact.read("rank_files")
-        self.rank_file = artifact.read("tensors/rank_file")
-        self.rank_offset = artifact.read("tensors/rank_offset")
+        tensors = texts(artifact, "tensors/name")
+        n = len(tensors)
+        self.rows = {name: row for row, name in enumerate(tensors)}
+        self.rank_files = texts(artifact, "rank_files")
+        self.rank_file = column(artifact, "tensors/rank_file", "<u4", n_rows=n)
+        self.rank_offset = column(artifact, "tensors/rank_offset", "<u8", n_rows=n)
+        if self.rank_file.max(initial=0) >= max(1, len(self.rank_files)):
+            where = f"{artifact.path}: tensors/rank_file"
+            raise ArtifactError(
+                where, got=self.rank_file.max(), need=f"rows of {len(self.rank_files)} rank_files"
+            )
         self.sha256: dict[int, Array] = {}
         self._lock = threading.Lock()
         self.info = CheckInfo(
@@ -125,7 +140,9 @@ class _Check:
         for rank, folder in self.folders.items():
             self.ranks[rank] = Checkpoint.open(folder)
             with open_artifact(folder / RANK_NAME, "rank", RANK_SCHEMA) as artifact:
-                self.sha256[rank] = artifact.read("tensors/sha256")
+                self.sha256[rank] = column(
+                    artifact, "tensors/sha256", "u1", SHA256_BYTES, n_rows=len(self.rows)
+                )
         try:
             if self._provenance():
                 each(self.plan.jobs(), self._job, self.tally, jobs, progress, self.info.n_bytes)
@@ -148,10 +165,11 @@ class _Check:
             self.fault(-1, SHARDS_NAME, "other tensors", f"the {len(names)} of the checkpoint")
             return False
         wanted = plan_columns(self.plan)
-        for column in PLAN_COLUMNS:
-            found = self.artifact.read(f"tensors/{column}")
-            for row in np.nonzero(found != wanted[column])[0][:1]:
-                self.fault(-1, names[row], f"{column} {found[row]}", str(wanted[column][row]))
+        for name in PLAN_COLUMNS:
+            need = wanted[name]
+            found = column(self.artifact, f"tensors/{name}", need.dtype, n_rows=len(names))
+            for row in np.nonzero(found != need)[0][:1]:
+                self.fault(-1, names[row], f"{name} {found[row]}", str(need[row]))
         for rank, folder in self.ranks.items():
             for name in sorted(set(folder.index.weight_map) - set(names)):
                 self.fault(rank, name, "a tensor the checkpoint does not have", "none")
@@ -191,7 +209,7 @@ class _Check:
                 _range(self, entry, rank),
             )
         recorded = self.sha256[rank][self.rows[info.name]].tobytes()
-        if at < 0 and digest.digest() != recorded[:SHA256_BYTES]:
+        if at < 0 and digest.digest() != recorded:
             self.fault(
                 rank,
                 info.name,

@@ -21,7 +21,9 @@ from pathlib import Path
 from k3tool.artifact import Artifact, InputRef, open_artifact
 from k3tool.checkpoint.reader import Checkpoint
 from k3tool.errors import ArtifactError
+from k3tool.fields import attrs_of, texts
 from k3tool.model.config import K3Config
+from k3tool.targets import MOST_RANKS
 
 SHARDS_NAME = "shards.h5"
 SHARDS_SCHEMA = 2
@@ -65,7 +67,8 @@ class Shards:
         """Open a shards folder. Raises: ArtifactError naming what is absent, cut or stale."""
         path = Path(path)
         with open_artifact(path / SHARDS_NAME, "shards", SHARDS_SCHEMA) as artifact:
-            tp = int(artifact.attrs["tp"])
+            fields = attrs_of(artifact)
+            tp = fields.count("tp", least=1, most=MOST_RANKS)
             _check_files(path, artifact)
             identities = _rank_identities(path, tp, artifact.digest)
             config = K3Config.load(path / "config.json", eps_overrides)
@@ -74,7 +77,7 @@ class Shards:
                 config=config,
                 tp=tp,
                 ranks=tuple(sorted(identities)),
-                identity=str(artifact.attrs["checkpoint_identity"]),
+                identity=fields.text("checkpoint_identity"),
                 digest=artifact.digest,
                 rank_identities=identities,
             )
@@ -123,15 +126,18 @@ def _rank_identities(path: Path, tp: int, digest: str) -> dict[int, str]:
         if name != rank_folder_name(rank, tp) or rank >= tp:
             raise ArtifactError(str(path / name), got="a rank of another degree", need=f"tp {tp}")
         with open_artifact(path / name / RANK_NAME, "rank", RANK_SCHEMA) as artifact:
+            fields = attrs_of(artifact)
             made_for = [ref.content_sha256 for ref in artifact.inputs]
-            if made_for != [digest] or artifact.attrs["rank"] != rank:
+            own_rank = fields.count("rank", most=MOST_RANKS)
+            if made_for != [digest] or own_rank != rank:
+                of = f"shards {made_for[0][:16]}.." if made_for else "no shards"
                 raise ArtifactError(
                     str(path / name),
-                    got=f"rank {artifact.attrs['rank']} of shards {made_for[0][:16]}..",
+                    got=f"rank {own_rank} of {of}",
                     need=f"rank {rank} of {digest[:16]}.. by {SHARDS_NAME}",
                     hint="it was made from another checkpoint or with other options: shard again",
                 )
-            identities[rank] = str(artifact.attrs["identity"])
+            identities[rank] = fields.text("identity")
     if not identities:
         raise ArtifactError(str(path), got="no rank folder", need="at least one of them")
     return identities
@@ -139,8 +145,12 @@ def _rank_identities(path: Path, tp: int, digest: str) -> dict[int, str]:
 
 def _check_files(path: Path, artifact: Artifact) -> None:
     """Refuse a config or side file edited after sharding: eps and end tokens live there."""
-    names, digests = artifact.read("files/name"), artifact.read("files/sha256")
+    names = texts(artifact, "files/name")
+    digests = texts(artifact, "files/sha256", len(names))
     for name, need in zip(names, digests, strict=True):
+        if name != Path(name).name:  # a path, or one out of the folder
+            where = f"{artifact.path}: files/name"
+            raise ArtifactError(where, got=repr(name), need="names of files beside it")
         got = (
             hashlib.sha256((path / name).read_bytes()).hexdigest()
             if (path / name).is_file()

@@ -15,12 +15,14 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from k3tool.artifact import Dataset, InputRef, open_artifact, write_artifact
+from k3tool.artifact import Artifact, Dataset, InputRef, open_artifact, write_artifact
 from k3tool.errors import ArtifactError
+from k3tool.fields import attrs_of, column, params_of, texts
 from k3tool.isa import wire
 from k3tool.isa.columns import GATE, PACKET_DTYPE, WAIT_DTYPE
 from k3tool.isa.table import ALL_PHASES as PHASES
 from k3tool.isa.table import NO_HANDLE, SPECS, Op, isa_hash
+from k3tool.targets import MOST, MOST_RANKS, TARGETS
 
 __all__ = ["GATE", "PACKET_DTYPE", "PHASES", "WAIT_DTYPE"]  # re-exported
 
@@ -180,18 +182,31 @@ def load_plan(path: str | Path) -> Plan:
     """Read and check plan.h5. Raises: ArtifactError naming the file and what differs."""
     with open_artifact(path, "plan", PLAN_SCHEMA, isa_hash=isa_hash()) as file:
         found = phases_in(file.names(), "phases/")
-        needed = {*tensor_datasets(()), *_fired_datasets(())}
-        needed |= {f"phases/{name}/{part}" for name in found for part in ("wire", "made_by")}
-        data = {name: file.read(name) for name in needed}  # one that is absent is refused by name
-        params, inputs, digest = file.params, tuple(file.inputs), file.digest
-        attrs = dict(file.attrs)
-    for name in (f"{phase}.{word}" for phase in found for word in _PHASE_NUMBERS):
-        if name not in attrs:
-            raise ArtifactError(f"{path}: {name}", got="absent", need="an attribute of a plan")
-    phases = {name: _read_phase(name, data, attrs, str(path)) for name in found}
-    tensors = read_tensors(data)
-    require_phases(tensors, found, str(path))
-    return Plan(tensors, phases, params, _read_fired(data), inputs, digest)
+        params = program_params(file)
+        tensors, fired = read_tensors(file), _read_fired(file)
+        require_phases(tensors, found, str(path))
+        phases = {name: _read_phase(file, name, len(fired)) for name in found}
+        return Plan(tensors, phases, params, fired, tuple(file.inputs), file.digest)
+
+
+def program_params(file: Artifact) -> dict[str, Any]:
+    """Return the params of a plan or stream: all that a reader takes from them is there and typed.
+
+    `config` may be absent (a check then is NOT RUN) and is the model reader's to refuse.
+    Raises: ArtifactError naming file and field.
+    """
+    fields = params_of(file)
+    fields.count("tp", least=1, most=MOST_RANKS)
+    for name in ("workgroups", "chunk", "batch", "ctx"):
+        fields.count(name, least=1, most=MOST.get(name, _MOST_POSITIONS))
+    if fields.text("target") not in TARGETS:
+        fields.refuse("target", fields.text("target"), " or ".join(sorted(TARGETS)))
+    fields.text("checkpoint_identity")
+    fields.present("numerics")
+    fields.text_table("theorems")
+    fields.number_table("eps")
+    fields.texts("rules_off")
+    return file.params
 
 
 def phases_in(datasets: Sequence[str], root: str = "") -> tuple[str, ...]:
@@ -208,7 +223,11 @@ def require_phases(tensors: Sequence[Tensor], found: Sequence[str], where: str) 
         raise ArtifactError(f"{where}: phases", got=got, need=need)
 
 
+ROLES = ("arena", "peer", "state", "output", "logits", "weight", "experts")
+DTYPES = ("bf16", "f32", "u32", "mxfp4")
+_MOST_POSITIONS = 1 << 31  # as the interpreters count them
 _MAX_DIMS = 4
+_MOST_BYTES = 1 << 48  # of anything in a plan: sums of such numbers stay far from 64 bits
 _TENSOR_TEXTS = ("name", "role", "dtype", "phase", "leaf", "source", "split")
 _PHASE_NUMBERS = (
     "max_tokens", "n_gates", "arena_bytes", "peer_bytes", "packet_path", "critical_path",
@@ -237,19 +256,54 @@ def tensor_datasets(tensors: Sequence[Tensor]) -> dict[str, Dataset]:
     return texts | shapes | numbers | {"tensors/n_axes": Dataset(dims, ("handle",), "axes")}
 
 
-def read_tensors(data: Mapping[str, Records]) -> tuple[Tensor, ...]:
-    """Return the handle table of datasets that `tensor_datasets` made."""
-    column = {name.removeprefix("tensors/"): data[name] for name in data if "tensors/" in name}
+def read_tensors(file: Artifact) -> tuple[Tensor, ...]:
+    """Return the handle table of a plan or stream.
+
+    Raises: ArtifactError naming the dataset, or the tensor that no builder would make.
+    """
+    names = texts(file, "tensors/name")
+    n = len(names)
+    words = {kind: texts(file, f"tensors/{kind}", n) for kind in _TENSOR_TEXTS}
+    shapes = {
+        kind: column(file, f"tensors/{kind}", "<i8", _MAX_DIMS, n_rows=n)
+        for kind in ("logical", "local")
+    }
+    numbers = {
+        kind: column(file, f"tensors/{kind}", "<i8", n_rows=n).tolist()
+        for kind in ("n_bytes", "offset", "n_axes")
+    }
     out = []
-    for row in range(len(column["name"])):
-        text = {name: str(column[name][row]) for name in _TENSOR_TEXTS}
-        logical, local = (
-            tuple(column[kind][row][: column["n_axes"][row]].tolist())
-            for kind in ("logical", "local")
-        )
-        n_bytes, offset = (int(column[kind][row]) for kind in ("n_bytes", "offset"))
-        out.append(Tensor(logical=logical, local=local, n_bytes=n_bytes, offset=offset, **text))
+    for row in range(n):
+        n_axes = numbers["n_axes"][row]
+        logical, local = (tuple(shapes[kind][row][:n_axes].tolist()) for kind in shapes)
+        tensor = Tensor(
+            logical=logical, local=local, n_bytes=numbers["n_bytes"][row],
+            offset=numbers["offset"][row], **{kind: words[kind][row] for kind in _TENSOR_TEXTS},
+        )  # fmt: skip
+        _require_tensor(tensor, n_axes, f"{file.path}: tensors: row {row} ({tensor.name})")
+        out.append(tensor)
+    if len(set(names)) != n or n >= NO_HANDLE:
+        got = f"{n} rows, {len(set(names))} names"
+        need = f"a name of its own for each of at most {NO_HANDLE - 1}"
+        raise ArtifactError(f"{file.path}: tensors/name", got=got, need=need)
     return tuple(out)
+
+
+def _require_tensor(tensor: Tensor, n_axes: int, where: str) -> None:
+    """Refuse what a layout could not be made of; whether it is the right one the checks say."""
+    rules = (
+        ("role", tensor.role in ROLES, tensor.role, " or ".join(ROLES)),
+        ("dtype", tensor.dtype in DTYPES, tensor.dtype, " or ".join(DTYPES)),
+        ("phase", tensor.phase in ("", *PHASES), tensor.phase, " or ".join(PHASES)),
+        ("n_axes", 1 <= n_axes <= _MAX_DIMS, n_axes, f"1 to {_MAX_DIMS}"),
+        ("logical", all(0 < x < _MOST_BYTES for x in tensor.logical), tensor.logical, "above 0"),
+        ("local", all(0 < x < _MOST_BYTES for x in tensor.local), tensor.local, "above 0"),
+        ("n_bytes", 0 < tensor.n_bytes < _MOST_BYTES, tensor.n_bytes, "above 0"),
+        ("offset", 0 <= tensor.offset < _MOST_BYTES, tensor.offset, "at least 0"),
+    )
+    for name, good, got, need in rules:
+        if not good:
+            raise ArtifactError(f"{where}: {name}", got=repr(got), need=need)
 
 
 def _phase_datasets(phase: Phase) -> dict[str, Dataset]:
@@ -268,23 +322,22 @@ def _attrs(plan: Plan) -> dict[str, str | int | float | bool]:
     return attrs
 
 
-def _read_phase(
-    name: str, data: Mapping[str, Records], attrs: Mapping[str, object], where: str
-) -> Phase:
-    root = f"phases/{name}"
-    packets, waits = wire.decode(data[f"{root}/wire"].tobytes(), f"{where}: {name}")
-    numbers = {key: int(str(attrs[f"{name}.{key}"])) for key in _PHASE_NUMBERS}
-    made_by = tuple(_numbers(str(text), f"{where}: {root}") for text in data[f"{root}/made_by"])
-    if len(made_by) != len(packets):
-        got, need = len(made_by), f"{len(packets)} rows"
-        raise ArtifactError(f"{where}: {root}/made_by", got=got, need=need)
+def _read_phase(file: Artifact, name: str, n_fired: int) -> Phase:
+    root, where = f"phases/{name}", str(file.path)
+    fields = attrs_of(file)
+    numbers = {key: fields.count(f"{name}.{key}", most=_MOST_BYTES) for key in _PHASE_NUMBERS}
+    packed = column(file, f"{root}/wire", "u1")
+    packets, waits = wire.decode(packed.tobytes(), f"{where}: {name}")
+    rows = texts(file, f"{root}/made_by", len(packets))
+    made_by = tuple(_numbers(text, n_fired, f"{where}: {root}") for text in rows)
     return Phase(name=name, packets=packets, waits=waits, made_by=made_by, **numbers)
 
 
-def _numbers(text: str, where: str) -> tuple[int, ...]:
+def _numbers(text: str, n_rows: int, where: str) -> tuple[int, ...]:
     words = text.split()
-    if not all(word.isdecimal() for word in words):
-        raise ArtifactError(f"{where}/made_by", got=repr(text), need="row numbers")
+    # Not isdecimal alone: digits of other scripts, and int() fails at some thousands of them.
+    if not all(w.isascii() and w.isdecimal() and len(w) < 10 and int(w) < n_rows for w in words):
+        raise ArtifactError(f"{where}/made_by", got=repr(text[:40]), need=f"rows below {n_rows}")
     return tuple(map(int, words))
 
 
@@ -297,9 +350,11 @@ def _fired_datasets(fired: Sequence[Fired]) -> dict[str, Dataset]:
     return out | {"fired/used": Dataset(used, ("application",), "flag")}
 
 
-def _read_fired(data: Mapping[str, Records]) -> tuple[Fired, ...]:
-    columns = (data["fired/rule"], data["fired/root"], data["fired/binding"], data["fired/used"])
-    return tuple(
-        Fired(str(rule), str(root), str(binding), bool(used))
-        for rule, root, binding, used in zip(*columns, strict=True)
-    )
+def _read_fired(file: Artifact) -> tuple[Fired, ...]:
+    rules = texts(file, "fired/rule")
+    rest = [texts(file, f"fired/{name}", len(rules)) for name in ("root", "binding")]
+    used = column(file, "fired/used", "u1", n_rows=len(rules)).astype(bool).tolist()
+    for row, flag in enumerate(column(file, "fired/used", "u1").tolist()):
+        if flag > 1:
+            raise ArtifactError(f"{file.path}: fired/used: row {row}", got=flag, need="0 or 1")
+    return tuple(Fired(*row) for row in zip(rules, *rest, used, strict=True))

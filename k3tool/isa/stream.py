@@ -18,10 +18,12 @@ from k3tool.artifact import Artifact, Dataset, InputRef, open_artifact, write_ar
 from k3tool.compiler.plan import (
     Tensor,
     phases_in,
+    program_params,
     read_tensors,
     require_phases,
     tensor_datasets,
 )
+from k3tool.fields import column
 from k3tool.isa import table
 from k3tool.isa.columns import ENTRY_DTYPE, WAIT_DTYPE, Columns
 from k3tool.isa.queues import Queues
@@ -30,6 +32,7 @@ from k3tool.isa.windows import Windows
 from k3tool.targets import TARGETS
 
 ISA_SCHEMA = 1
+_MOST_NUMBER = 1 << 48  # of bytes, floats or tokens
 _NUMBERS = ("max_tokens", "scratch_floats", "arena_bytes", "peer_bytes")
 
 
@@ -130,16 +133,14 @@ def read_isa(path: str | Path) -> Isa:
     Raises: ArtifactError naming the file and what is absent or of another form.
     """
     with open_artifact(path, "isa", ISA_SCHEMA, isa_hash=table.isa_hash()) as file:
-        for name in ("tp", "workgroups"):
-            if not isinstance(file.params.get(name), int):
-                refuse(f"{path}: params: {name}", file.params.get(name), "a number")
-        tensors = read_tensors({name: file.read(name) for name in tensor_datasets(())})
-        if file.target not in TARGETS:
-            refuse(f"{path}: target", file.target, " or ".join(sorted(TARGETS)))
+        params = program_params(file)
+        if file.target != params["target"]:
+            refuse(f"{path}: target", file.target, params["target"])
+        tensors = read_tensors(file)
         found = phases_in(file.names())
         require_phases(tensors, found, str(path))
         streams = {phase: _read_stream(file, phase) for phase in found}
-        return Isa(file.target, tensors, streams, file.params, tuple(file.inputs), file.digest)
+        return Isa(params["target"], tensors, streams, params, tuple(file.inputs), file.digest)
 
 
 def check_isa(isa: Isa, where: str) -> None:
@@ -190,16 +191,13 @@ def _stream_datasets(stream: Stream) -> dict[str, Dataset]:
 def _read_stream(file: Artifact, phase: str) -> Stream:
     where = f"{file.path}: {phase}"
 
-    def words(name: str, n_columns: int = 0) -> Columns:
-        data = file.read(f"{phase}/{name}")
-        shape = (len(data), n_columns) if n_columns else (len(data),)
-        if data.shape != shape or data.dtype != np.dtype("<u4"):
-            refuse(f"{where}/{name}", f"{data.dtype}{list(data.shape)}", f"uint32{list(shape)}")
-        return np.ascontiguousarray(data)
+    def words(name: str, *widths: int) -> Columns:
+        return column(file, f"{phase}/{name}", "<u4", *widths)
 
-    numbers = file.read(f"{phase}/numbers")
-    if numbers.shape != (len(_NUMBERS),):
-        refuse(f"{where}/numbers", list(numbers.shape), [len(_NUMBERS)])
+    numbers = column(file, f"{phase}/numbers", "<i8", n_rows=len(_NUMBERS)).tolist()
+    for number in numbers:
+        if not 0 <= number <= _MOST_NUMBER:
+            refuse(f"{where}/numbers", number, f"0 to {_MOST_NUMBER}")
     ranks = sorted(name for name in file.names() if name.startswith(f"{phase}/rank-"))
     records = tuple(words(name.removeprefix(f"{phase}/"), table.RECORD_WORDS) for name in ranks)
     queues = Queues(
@@ -211,8 +209,8 @@ def _read_stream(file: Artifact, phase: str) -> Stream:
         gate_counts=words("gate_counts"),
     )
     windows = None
-    if TARGETS[str(file.target)].domains > 1:
-        domains = TARGETS[str(file.target)].domains
+    domains = TARGETS[str(file.target)].domains
+    if domains > 1:
         windows = Windows(words("windows"), words("window_ofs"), words("arrivals", domains))
-    fields = {name: int(value) for name, value in zip(_NUMBERS, numbers, strict=True)}
+    fields = dict(zip(_NUMBERS, numbers, strict=True))
     return Stream(phase, instructions=records, queues=queues, windows=windows, **fields)

@@ -19,7 +19,9 @@ import numpy.typing as npt
 
 from k3tool.artifact import Artifact, Dataset, InputRef, open_artifact, write_artifact
 from k3tool.errors import ArtifactError
+from k3tool.fields import column, params_of
 from k3tool.tables import count_text
+from k3tool.targets import MOST_RANKS
 from k3tool.verdict import Check, failed, not_run, passed
 
 TOKENS_SCHEMA = 1
@@ -56,7 +58,7 @@ class TokenFile:
     @property
     def tp(self) -> int:
         """Return the number of ranks that ran."""
-        return int(self.params["tp"])
+        return int(self.params["tp"])  # read_tokens has checked it
 
     def input(self, role: str) -> InputRef:
         """Return the input of a role. Raises: ArtifactError naming the file when it has none."""
@@ -87,8 +89,8 @@ def write_tokens(
     for rank, rows in enumerate(ranks):
         assert rows.dtype == TOKEN_DTYPE, rows.dtype
         for name in TOKEN_DTYPE.names or ():
-            column = np.ascontiguousarray(rows[name])
-            datasets[f"rank-{rank:02d}/{name}"] = Dataset(column, ("step",), _UNITS.get(name, name))
+            data = np.ascontiguousarray(rows[name])
+            datasets[f"rank-{rank:02d}/{name}"] = Dataset(data, ("step",), _UNITS.get(name, name))
     return write_artifact(
         path, "tokens", TOKENS_SCHEMA, datasets, inputs=refs, params=params, target=target
     )
@@ -101,25 +103,29 @@ def read_tokens(path: str | Path) -> TokenFile:
     """
     with open_artifact(path, "tokens", TOKENS_SCHEMA) as file:
         groups = sorted({n.split("/")[0] for n in file.names() if n.startswith("rank-")})
-        ranks = {int(group.removeprefix("rank-")): _read_rank(file, group) for group in groups}
-        prompt = tuple(int(token) for token in file.read("prompt"))
-        for name in ("tp", "numerics"):
-            if name not in file.params:
-                raise ArtifactError(f"{path}: params", got=f"no {name}", need=f"a {name}")
+        ranks = {_rank_of(file, group): _read_rank(file, group) for group in groups}
+        if len(ranks) != len(groups):
+            raise ArtifactError(f"{path}: ranks", got=groups, need="each rank once")
+        prompt = tuple(column(file, "prompt", "<u4").tolist())
+        fields = params_of(file)
+        fields.count("tp", most=MOST_RANKS)  # of none a check says that nothing is compared
+        fields.present("numerics")
         return TokenFile(str(path), ranks, prompt, file.params, tuple(file.inputs), file.digest)
 
 
 def _read_rank(file: Artifact, group: str) -> Columns:
-    columns = {name: file.read(f"{group}/{name}") for name in TOKEN_DTYPE.names or ()}
-    n_rows = len(columns["step"])
+    n_rows = len(column(file, f"{group}/step", TOKEN_DTYPE["step"]))
     rows = np.zeros(n_rows, TOKEN_DTYPE)
-    for name, column in columns.items():
-        if column.shape != (n_rows,) or column.dtype != TOKEN_DTYPE[name]:
-            got = f"{column.dtype}{list(column.shape)}"
-            need = f"{TOKEN_DTYPE[name]}[{n_rows}]"
-            raise ArtifactError(f"{file.path}: {group}/{name}", got=got, need=need)
-        rows[name] = column
+    for name in TOKEN_DTYPE.names or ():
+        rows[name] = column(file, f"{group}/{name}", TOKEN_DTYPE[name], n_rows=n_rows)
     return rows
+
+
+def _rank_of(file: Artifact, group: str) -> int:
+    digits = group.removeprefix("rank-")
+    if not (digits.isascii() and digits.isdecimal() and len(digits) <= 4):
+        raise ArtifactError(f"{file.path}: {group}", got="no rank number", need="rank-00, ...")
+    return int(digits)
 
 
 # -- comparison ----------------------------------------------------------------------------------

@@ -15,7 +15,7 @@ from k3tool.isa.table import SPECS, Op
 H, V, RANKS, WORKGROUPS = 64, 128, 2, 4
 # Bytes of the peer segment that hold candidates in both phases: were they anything else in one of
 # them, a fast rank's next step would overwrite what a slow one still folds.
-CANDIDATES = 3 * 16
+CANDIDATES = 256  # three rows of 16, and the next buffer on its alignment
 
 
 def tensors(phase: str, tokens: int) -> list[Tensor]:
@@ -95,7 +95,9 @@ def plan() -> Plan:
     table = (*tensors("decode", 1), *tensors("prefill", 3), *weights())
     handle = {tensor.name: index for index, tensor in enumerate(table)}
     phases = {"decode": phase("decode", 1, handle), "prefill": phase("prefill", 3, handle)}
-    params = {"tp": RANKS, "target": "cpu", "workgroups": WORKGROUPS, "chunk": 3, "batch": 1}
+    params = {"tp": RANKS, "target": "cpu", "workgroups": WORKGROUPS, "chunk": 3, "batch": 1,
+              "ctx": 4096, "checkpoint_identity": "", "numerics": {"mode": "f32", "version": 1},
+              "eps": {}, "rules_off": []}  # fmt: skip
     rule = next(rule for rule in RULES if rule.name == "reduce-residual-fuse")
     params["theorems"] = {rule.name: theorem_hash(rule)}
     fired = tuple(Fired(rule.name, f"{name}.y", f"residual={name}.x x={name}.part", True)
