@@ -10,7 +10,7 @@ import fcntl
 import hashlib
 import os
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,16 +23,17 @@ from k3tool.compiler.compile import compile_plan
 from k3tool.compiler.plan import load_plan
 from k3tool.compiler.proved import save_proved_isa, save_proved_plan
 from k3tool.errors import ArtifactError, K3Error, TargetError, UsageError
+from k3tool.fields import params_of
 from k3tool.isa.emit import emit
 from k3tool.isa.stream import Isa, load_isa
 from k3tool.isa.table import isa_hash
 from k3tool.model.config import K3Config
 from k3tool.model.sizes import rank_bytes
 from k3tool.runtime.build import ROOT
-from k3tool.runtime.options import RunOptions, context_of
+from k3tool.runtime.options import RunOptions, check_fixed, context_of
 from k3tool.runtime.weights import RankWeights
 from k3tool.tables import bytes_text
-from k3tool.targets import BATCH, DEFAULT_CHUNK, get_target
+from k3tool.targets import BATCH, DEFAULT_CHUNK, MOST_RANKS, get_target
 
 TARGET = "cpu"
 Say = Callable[[str], None]
@@ -110,7 +111,7 @@ def _program_tp(options: RunOptions) -> int | None:
     for path, kind in ((options.isa, "isa"), (options.plan, "plan")):
         if path is not None:
             with open_artifact(path, kind) as file:
-                return int(file.params["tp"])
+                return params_of(file).count("tp", least=1, most=MOST_RANKS)
     return None
 
 
@@ -188,13 +189,13 @@ def program(source: Source, options: RunOptions, say: Say) -> Program:
     """
     if options.isa is not None:
         isa = load_isa(options.isa)
-        _check_foreign(isa, source, options, str(options.isa))
+        _check_given(isa, source, options, str(options.isa))
         require_proved(check_program(isa, str(options.isa)), str(options.isa))
         return Program(isa, options.isa.name, "given")
     if options.plan is not None:
         plan = load_plan(options.plan)
         isa = emit(plan, str(plan.params["target"]), options.plan.name)
-        _check_foreign(isa, source, options, str(options.plan))
+        _check_given(isa, source, options, str(options.plan))
         require_proved(verify_program(options.plan), str(options.plan))
         return Program(isa, f"emitted in memory from {options.plan.name}", "given as a plan")
     return _cached_program(source, options, say)
@@ -223,7 +224,7 @@ def _cached_program(source: Source, options: RunOptions, say: Say) -> Program:
         if path.exists():
             try:
                 isa = load_isa(path)
-                _check_foreign(isa, source, options, str(path))
+                _check_foreign(isa, source, str(path))
                 _check_settings(isa, settings, str(path))
             except ArtifactError as error:
                 say(f"a cached program is built again: {error}")
@@ -263,14 +264,22 @@ def _check_mode(isa: Isa, mode: str, name: str) -> None:
         raise ArtifactError(f"{name}: numerics", got=isa.params["numerics"]["mode"], need=mode)
 
 
-def _check_foreign(isa: Isa, source: Source, options: RunOptions, name: str) -> None:
-    """Refuse streams that were not made for these weights and options."""
+def _check_given(isa: Isa, source: Source, options: RunOptions, name: str) -> None:
+    """Refuse options that say otherwise than given streams, and streams of other weights."""
+    if source.shards is not None:
+        options = replace(options, tp=None)  # the shards' own: a file is at fault, no option
+    check_fixed(options, isa.params, dict(source.config.eps))
+    if options.numerics is not None:
+        _check_mode(isa, options.numerics, name)
+    _check_foreign(isa, source, name)
+
+
+def _check_foreign(isa: Isa, source: Source, name: str) -> None:
+    """Refuse streams that were not made for these weights."""
     if isa.target != TARGET:
         raise TargetError(f"{name}: target", got=isa.target, need=TARGET)
     if isa.tp != source.tp:
         hint = f"compile a plan with --tp {source.tp}"
-        if source.checkpoint is not None:
-            hint = f"--tp {isa.tp}, or {hint}"
         raise ArtifactError(f"{name}: tp", got=isa.tp, need=source.tp, hint=hint)
     made_for = str(isa.params["checkpoint_identity"])
     if made_for != source.identity:
@@ -279,8 +288,3 @@ def _check_foreign(isa: Isa, source: Source, options: RunOptions, name: str) -> 
             need=f"{source.identity[:16]}.. of {source.path}",
             hint=f"k3tool compile-plan {source.path} -o plan.h5",
         )  # fmt: skip
-    if options.numerics is not None:
-        _check_mode(isa, options.numerics, name)
-    for option, value in (("workgroups", options.workgroups), ("ctx", options.ctx)):
-        if value is not None and value > int(isa.params[option]):
-            raise ArtifactError(f"{name}: {option}", got=isa.params[option], need=value)

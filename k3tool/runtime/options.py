@@ -3,13 +3,16 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from k3tool.errors import UsageError
+from k3tool.isa.table import PAGE_TOKENS
 from k3tool.model.config import K3Config
 from k3tool.model.graph import MODES
-from k3tool.targets import DEFAULT_CONTEXT
+from k3tool.targets import DEFAULT_CONTEXT, check_layout
 
-_MOST = {"threads": 1024, "workgroups": 4096, "chunk": 4096}
+_MOST_THREADS = 1024
+_RECOMPILE = "leave it out, or compile a plan with it"
 _MOST_DIGITS = 20  # of an id: int() itself fails at some thousands
 MOST_DEADLINE_SECONDS = 1e6  # the rank counts nanoseconds in 64 bits; more is a mistake anyway
 
@@ -68,15 +71,19 @@ def check_request(options: RunOptions, config: K3Config) -> None:
             raise UsageError(
                 f"--ids: id {index}", got=token, need=f"0 to {config.vocab_size - 1} (vocab_size)"
             )
-    for name in ("gen", "threads", "chunk", "ctx", "workgroups"):
+    for name in ("gen", "chunk", "ctx", "workgroups"):
         value = getattr(options, name)
-        if value is not None and not 1 <= value <= _MOST.get(name, value):
-            most = f"1 to {_MOST[name]}" if name in _MOST else "at least 1"
-            raise UsageError(f"--{name}", got=value, need=most)
+        if value is not None:
+            check_layout(name, value)
+    if options.threads is not None and not 1 <= options.threads <= _MOST_THREADS:
+        raise UsageError("--threads", got=options.threads, need=f"1 to {_MOST_THREADS}")
     if options.numerics not in (None, *MODES):
         raise UsageError("--numerics", got=options.numerics, need=" or ".join(MODES))
     if options.prefill not in ("prefill", "decode"):
         raise UsageError("--prefill", got=options.prefill, need="prefill or decode")
+    if options.prefill == "decode" and options.chunk not in (None, 1):
+        hint = "the decode program reads one prompt token a step: leave --chunk out"
+        raise UsageError("--chunk", got=options.chunk, need="1 with --prefill decode", hint=hint)
     if options.isa is not None and options.plan is not None:
         raise UsageError("--plan", got="also --isa", need="one of the two")
     if not 0 < options.deadline_seconds <= MOST_DEADLINE_SECONDS:
@@ -104,6 +111,32 @@ def check_length(options: RunOptions, context: int, limit: int) -> None:
         "prompt and tokens", got=f"{len(options.ids)} + {options.gen} = {need} positions",
         need=f"at most {context}{of_model}", hint=hint,
     )  # fmt: skip
+
+
+def check_fixed(options: RunOptions, params: Mapping[str, Any], epsilons: object) -> None:
+    """Refuse options that say otherwise than the program that was given: it is not compiled anew.
+
+    `params` are the program's; `epsilons` is the model's with the options' own. `--chunk` may be
+    less, it is a step's; `--ctx` names the positions or, as when compiling, any of the last page.
+    Raises: UsageError naming the option.
+    """
+    which = "--isa" if options.isa is not None else "--plan"
+    ctx, fixed = int(params["ctx"]), f"what {which} was compiled with"
+    first = ctx - (ctx - 1) % PAGE_TOKENS
+    if options.ctx is not None and not first <= options.ctx <= ctx:
+        raise UsageError("--ctx", got=options.ctx, need=f"{ctx}, {fixed}", hint=_RECOMPILE)
+    stated = {
+        "tp": (options.tp, params["tp"]),
+        "workgroups": (options.workgroups, params["workgroups"]),
+        "without": (sorted(set(options.without)) or None, params["rules_off"]),
+        "eps": (epsilons if options.eps else None, params["eps"]),
+    }
+    for name, (got, need) in stated.items():
+        if got is not None and got != need:
+            raise UsageError(f"--{name}", got=got, need=f"{need}, {fixed}", hint=_RECOMPILE)
+    if options.chunk is not None and options.chunk > int(params["chunk"]):
+        need = f"at most {params['chunk']}, {fixed}"
+        raise UsageError("--chunk", got=options.chunk, need=need, hint=_RECOMPILE)
 
 
 def context_of(options: RunOptions, config: K3Config) -> int:

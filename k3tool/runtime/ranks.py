@@ -44,6 +44,7 @@ class Launch:
     leaves: str = "auto"
     deadline_seconds: float = 60.0
     logits_shape: tuple[int, int] | None = None
+    program: str = "the program"  # what the images are made of, for messages
     trace_events: int = 0  # a worker; 0 for no trace
     first_position: int = 0  # above 0: a measurement with noise in all states
 
@@ -76,17 +77,18 @@ class RankGroup:
         self._logits: int | None = None
         self._traces: list[int] = []
         self._segments: int | None = None
+        self._names: dict[str, str] = {}  # of memory files, by the path that a rank opens
 
     # -- start and stop ------------------------------------------------------------------------
 
     def __enter__(self) -> Self:
         """Start every rank. Raises: TargetError when memory or processes cannot be had."""
         try:
-            shared = self._segments = self._memory_file("k3-shared", mmap.PAGESIZE)
+            shared = self._segments = self._memory_file("the shared segments", mmap.PAGESIZE)
             self._shared = mmap.mmap(shared, mmap.PAGESIZE)
             if self._launch.logits_shape is not None:
                 rows, vocab = self._launch.logits_shape
-                self._logits = self._memory_file("k3-logits", rows * vocab * 4)
+                self._logits = self._memory_file("the logits", rows * vocab * 4)
             for number, image in enumerate(self._launch.images):
                 self._start(number, image, shared)
         except OSError as error:
@@ -107,13 +109,20 @@ class RankGroup:
         self._stop()
 
     def _memory_file(self, name: str, n_bytes: int) -> int:
-        descriptor = os.memfd_create(name)
+        descriptor = os.memfd_create("k3")
         self._descriptors.append(descriptor)
+        self._names[_open_path(descriptor)] = name
         os.ftruncate(descriptor, n_bytes)
         return descriptor
 
+    def _in_names(self, text: str) -> str:
+        """Return what a rank said with the names of memory files: their paths say nothing."""
+        for path in sorted(self._names, key=len, reverse=True):
+            text = text.replace(path, self._names[path])
+        return text
+
     def _start(self, number: int, image: bytes, shared: int) -> None:
-        at = self._memory_file(f"k3-image-{number}", 0)
+        at = self._memory_file(f"the image of {self._launch.program}", 0)
         with open(at, "wb", closefd=False) as file:
             file.write(image)
         reading, writing = os.pipe()
@@ -130,7 +139,7 @@ class RankGroup:
             passed.append(self._logits)
         if launch.trace_events:
             n_bytes = trace_bytes(launch.n_threads, launch.trace_events)
-            self._traces.append(self._memory_file(f"k3-trace-{number}", n_bytes))
+            self._traces.append(self._memory_file("the trace", n_bytes))
             command += ["--trace", _open_path(self._traces[-1])]
             passed.append(self._traces[-1])
         if launch.first_position:
@@ -306,7 +315,7 @@ class RankGroup:
         code = rank.process.wait()
         self._abort()
         assert rank.process.stderr is not None
-        said = _one_line(rank.process.stderr.read().decode(errors="replace"))
+        said = self._in_names(_one_line(rank.process.stderr.read().decode(errors="replace")))
         if code in _EXIT_ERRORS:
             raise _EXIT_ERRORS[code](f"rank {rank.number}", got=said, need="what it can run")
         how = f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"

@@ -126,7 +126,7 @@ def run_model(
         _close(weights.ranks)
     launch = Launch(
         interpreter.path, images, _threads(options, source.tp), options.leaves,
-        options.deadline_seconds, _logits_shape(options, source.config),
+        options.deadline_seconds, _logits_shape(options, source.config), streams.name,
     )  # fmt: skip
     job = _Job(options, source, streams, weights, request)
     return _run_ranks(job, launch, on_event or (lambda event: None))
@@ -150,7 +150,7 @@ def _request(options: RunOptions, isa: Isa, source: Source) -> Request:
     if stream is None or "decode" not in isa.streams:
         raise ArtifactError("isa: phases", got=sorted(isa.streams), need="decode and prefill")
     most = 1 if options.prefill == "decode" else stream.max_tokens
-    chunk = most if options.chunk is None or options.prefill == "decode" else options.chunk
+    chunk = most if options.chunk is None else options.chunk
     if chunk > most:
         raise UsageError("--chunk", got=chunk, need=f"at most {most}, the program's")
     ends = () if options.ignore_eos else stop_ids(source.path, source.config)

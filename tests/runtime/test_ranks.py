@@ -145,6 +145,14 @@ def test_a_weight_file_replaced_by_a_shorter_one_is_refused(tmp_path: Path) -> N
         toy.run(toy.launch(made))
 
 
+def test_a_refused_image_is_named_by_its_program(tmp_path: Path) -> None:
+    made = toy.images(toy.toy_isa(2), tmp_path)
+    broken = [made[0], made[1][:-8]]
+    with pytest.raises(ArtifactError, match=r"rank 1: got the image of toy\.isa\.h5: ") as caught:
+        toy.run(toy.launch(broken, program="toy.isa.h5"))
+    assert "/proc/" not in str(caught.value)
+
+
 def test_one_traps_and_its_fault_is_the_one_reported(tmp_path: Path) -> None:
     weights = toy.random_weights()
     weights["head"][12, 0] = float("nan")
