@@ -17,7 +17,7 @@ from k3tool.model.config import K3Config
 from k3tool.model.weights import expected_leaves
 from k3tool.runtime.interpreter import handlers
 from k3tool.runtime.tokens import read_tokens, verify_ranks
-from k3tool.verdict import Check, is_sound, require, summary
+from k3tool.verdict import Check, is_sound, not_run, passed, require, summary
 from stages import options as common
 
 
@@ -69,14 +69,23 @@ def _programs(files: tuple[Path, ...]) -> list[Check]:
 
 def _coverage(path: Path, weights: Path | None) -> list[Check]:
     isa = load_isa(path)
-    leaves = None
+    leaves, bound = None, _bound(isa)
     if weights is not None:
         config, made_of = _open_model(weights)
         _require_related(path, isa, made_of)
         leaves = expected_leaves(config)
     every_kind = K3Config.from_dict(preset_config(PRESETS["tiny"]), "the sample's config")
     own = handlers(isa.target)
-    return check_weights(isa, leaves) + check_handlers(isa, own, producible_ops(every_kind))
+    handled = check_handlers(isa, own, producible_ops(every_kind))
+    return [bound, *check_weights(isa, leaves), *handled]
+
+
+def _bound(isa: Isa) -> Check:
+    """Say which checkpoint a program is of: names alone do not tell whose weights it will read."""
+    name, identity = "program bound to a checkpoint", str(isa.params["checkpoint_identity"])
+    if not identity:
+        return not_run(name, "compiled from a config only: it is bound to no checkpoint")
+    return passed(name, f"{identity[:16]}..")
 
 
 def _open_model(path: Path) -> tuple[K3Config, dict[str, str]]:
@@ -90,12 +99,16 @@ def _open_model(path: Path) -> tuple[K3Config, dict[str, str]]:
 
 def _require_related(path: Path, isa: Isa, made_of: dict[str, str]) -> None:
     """Refuse a program that was made from other weights."""
-    for ref in isa.inputs:
-        need = made_of.get(ref.kind, ref.content_sha256)
-        if ref.content_sha256 != need:
+    refs = [(f"{ref.kind} {ref.name}", ref.kind, ref.content_sha256) for ref in isa.inputs]
+    identity = str(isa.params["checkpoint_identity"])
+    if identity:  # of shards the inputs say only which shards
+        refs.append(("checkpoint", "checkpoint", identity))
+    for what, kind, got in refs:
+        need = made_of.get(kind, got)
+        if got != need:
             raise ArtifactError(
-                f"{path}: {ref.kind} {ref.name}",
-                got=f"{ref.content_sha256[:16]}..",
+                f"{path}: {what}",
+                got=f"{got[:16]}..",
                 need=f"{need[:16]}.. of --weights",
                 hint="give the weights that the plan was compiled from",
             )

@@ -104,7 +104,7 @@ def test_coverage_passes_and_counts_what_was_not_run(
     pretend(monkeypatch, set())
     done = k3tool("verify", "coverage", isa)
     assert done.code == 0, done.err
-    assert done.out.splitlines()[-1] == "PASS: 8 PASS, 0 FAIL, 2 NOT RUN"
+    assert done.out.splitlines()[-1] == "PASS: 8 PASS, 0 FAIL, 3 NOT RUN"
     assert k3tool("verify", "coverage", isa, "--strict").code == 4
 
 
@@ -127,6 +127,23 @@ def test_coverage_names_weights_that_the_program_does_not_read(
     assert "read by no instruction of any rank" in done.out
 
 
+def test_coverage_says_which_checkpoint_a_program_is_bound_to(
+    k3tool: Run, tmp_path: Path, oracle: Callable[[str], Path]
+) -> None:
+    source = oracle("tiny13")
+    for made_of, line in (
+        (source / "config.json", "NOT RUN program bound to a checkpoint: compiled from a config"),
+        (source, "PASS    program bound to a checkpoint: "),
+    ):
+        plan, isa = tmp_path / "plan.h5", tmp_path / "isa.h5"
+        assert k3tool("compile-plan", made_of, "--tp", 1, "-o", plan).code == 0
+        assert k3tool("emit-isa", plan, "-o", isa).code == 0
+        done = k3tool("verify", "coverage", isa, "--weights", source)
+        assert (done.code, line in done.out) == (0, True), done
+        strict = k3tool("verify", "coverage", isa, "--weights", source, "--strict")
+        assert (strict.code == 4) == line.startswith("NOT RUN")
+
+
 def test_coverage_refuses_a_program_made_from_other_weights(
     k3tool: Run, tmp_path: Path, oracle: Callable[[str], Path]
 ) -> None:
@@ -137,3 +154,9 @@ def test_coverage_refuses_a_program_made_from_other_weights(
     done = k3tool("verify", "coverage", tmp_path / "isa.h5", "--weights", oracle("tiny13"))
     assert done.code == 3
     assert "checkpoint other: got bbbbbbbbbbbbbbbb.." in done.err
+    # Of a program made from shards the params alone say of which checkpoint they are.
+    plan.params["checkpoint_identity"] = "c" * 64
+    save_isa(emit(type(plan)(plan.tensors, plan.phases, plan.params), "cpu"), tmp_path / "isa.h5")
+    done = k3tool("verify", "coverage", tmp_path / "isa.h5", "--weights", oracle("tiny13"))
+    assert done.code == 3
+    assert "checkpoint: got cccccccccccccccc.." in done.err
