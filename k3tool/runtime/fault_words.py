@@ -1,6 +1,6 @@
 """Put a rank's fault into words: what its instruction writes, and which weight it refused."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
@@ -10,10 +10,15 @@ from k3tool.errors import K3Error, UnsoundError
 from k3tool.isa import device
 from k3tool.isa.columns import spec_of
 from k3tool.isa.stream import Isa
-from k3tool.isa.table import ALL_PHASES
+from k3tool.isa.table import ALL_PHASES, OpSpec
 from k3tool.ref.formats import SCALE_LIMIT
 from k3tool.runtime import records
 from k3tool.runtime.weights import RankWeights
+
+_UPSTREAM = (
+    "it came with a sum over ranks, from any rank's part; "
+    "k3tool inspect --values looks at the weights of all"
+)
 
 
 def fault_error(isa: Isa, fault: records.Fault, weights: Sequence[RankWeights]) -> K3Error:
@@ -31,7 +36,24 @@ def fault_error(isa: Isa, fault: records.Fault, weights: Sequence[RankWeights]) 
     spec = spec_of(fault.opcode)
     if spec is None or spec.output.name not in operands:
         return fault.error()
-    return fault.error(f"{spec.output.name}={operands[spec.output.name].name}")
+    error = fault.error(f"{spec.output.name}={operands[spec.output.name].name}")
+    if fault.code == records.NONFINITE and isa.tp > 1 and _is_on_all_ranks(spec, operands):
+        error.hint = f"every rank read this value, rank {fault.rank} said so first: {_UPSTREAM}"
+    return error
+
+
+def _is_on_all_ranks(spec: OpSpec, operands: Mapping[str, Tensor]) -> bool:
+    """Return whether all that the instruction read, but weights, is held whole by every rank.
+
+    Then the rank that trapped is as innocent as the others: a sum over ranks has carried to all
+    what one of them put in.
+    """
+    names = [operand.name for operand in spec.operands if operand.role not in ("weight", "out")]
+    read = [operands[name] for name in names if name in operands]
+    return bool(read) and all(
+        tensor.role in ("arena", "output", "state") and tensor.logical == tensor.local
+        for tensor in read
+    )
 
 
 def _operands(isa: Isa, fault: records.Fault) -> Iterator[tuple[str, Tensor]]:

@@ -12,6 +12,7 @@ import pytest
 from k3tool.errors import ArtifactError, UnsoundError
 from k3tool.isa.table import PAGE_TOKENS
 from k3tool.runtime import records
+from k3tool.runtime.fault_words import fault_error
 from k3tool.runtime.ranks import FaultError, RankGroup
 from tests.runtime import toy
 
@@ -167,3 +168,23 @@ def test_peak_memory_is_reported(tmp_path: Path) -> None:
     with RankGroup(toy.launch(toy.images(toy.toy_isa(2), tmp_path))) as group:
         assert len(list(group.steps())) == 1 + 6
         assert group.peak_bytes > 1 << 20
+
+
+def _fault_in_words(folder: Path, name: str, tp: int) -> str:
+    """Return what a user reads of a NaN that one rank alone has in a weight."""
+    weights = toy.random_weights()
+    weights[name][...] = float("nan")
+    isa = toy.toy_isa(tp)
+    made = toy.images(isa, folder, per_rank={tp - 1: weights})
+    with pytest.raises(FaultError) as caught:
+        toy.run(toy.launch(made))
+    return str(fault_error(isa, caught.value.fault, ()))
+
+
+def test_a_value_that_all_ranks_hold_accuses_no_rank(tmp_path: Path) -> None:
+    """A NaN of the last rank goes through a sum; whichever rank meets it first is innocent."""
+    assert "every rank read this value" in _fault_in_words(tmp_path, "table", 2)
+    for name, tp in (("table", 1), ("head", 2)):  # one rank; a value that is the rank's own
+        words = _fault_in_words(tmp_path, name, tp)
+        assert f"rank {tp - 1}: " in words
+        assert "every rank read" not in words
