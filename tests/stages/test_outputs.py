@@ -117,3 +117,28 @@ def test_mapped_extents_survive_the_way_in_memory(tmp_path: Path) -> None:
     with open_artifact(path) as file:
         offset, size = file.extent("d")
     assert path.read_bytes()[offset : offset + size] == data
+
+
+@pytest.mark.parametrize("command", ["shard", "sample"])
+@pytest.mark.parametrize("kind", ["fifo", "text", "full", "input"])
+def test_a_folder_that_is_written_replaces_no_other_thing(
+    k3tool: Run, writable: Run, tmp_path: Path, command: str, kind: str
+) -> None:
+    source, place = writable("tiny_tp8"), tmp_path / "place"
+    if kind == "fifo":
+        os.mkfifo(place)
+    elif kind == "text":
+        place.write_text("notes")
+    elif kind == "full":
+        place.mkdir()
+        (place / "notes").write_text("mine")
+    else:
+        place = source
+    before = {path: path.stat().st_ino for path in [place, *place.glob("*")]}
+    arguments = (source, "--tp", 2, "-o", place) if command == "shard" else (place,)
+    for force in ((), ("--force",)) if command == "shard" else ((),):
+        done = k3tool(command, *arguments, *force)
+        assert done.code in (1, 2, 3), done
+        assert done.out == ""
+        assert "Traceback" not in done.err
+        assert {path: path.stat().st_ino for path in [place, *place.glob("*")]} == before
