@@ -11,6 +11,7 @@ from functools import cache
 from typing import Any
 
 from k3tool.compiler.handles import weight_bytes
+from k3tool.compiler.memory import ALIGN_BYTES
 from k3tool.compiler.order import Ordering
 from k3tool.compiler.plan import Tensor
 from k3tool.errors import K3Error
@@ -22,8 +23,9 @@ _WEIGHT_DTYPES = {"weight": ("bf16", "f32"), "experts": ("mxfp4",)}
 
 
 def tensor_faults(tensors: Sequence[Tensor]) -> Iterator[str]:
-    """Yield what is wrong with rows of the handle table: roles, dtypes and bytes of a shape."""
+    """Yield what is wrong with rows of the handle table: places, roles, dtypes, a shape's bytes."""
     for handle, tensor in enumerate(tensors):
+        yield from _place_faults(handle, tensor)
         allowed = _WEIGHT_DTYPES.get(tensor.role, ("f32", "u32"))
         if tensor.dtype not in allowed:
             need = " or ".join(allowed)
@@ -36,6 +38,21 @@ def tensor_faults(tensors: Sequence[Tensor]) -> Iterator[str]:
                 f"tensor {handle} ({tensor.name}) has {tensor.n_bytes} bytes, {tensor.dtype} of "
                 f"{list(tensor.local)} has {need_bytes}"
             )
+
+
+def _place_faults(handle: int, tensor: Tensor) -> Iterator[str]:
+    """A buffer of the arena or a peer segment begins on its alignment; others lie by themselves.
+
+    A load of several words would trap on a GPU, and two ranks could write one cache line.
+    """
+    at = f"tensor {handle} ({tensor.name})"
+    if tensor.role in ("arena", "peer"):
+        if tensor.offset % ALIGN_BYTES:
+            yield f"{at} begins at byte {tensor.offset}, need a multiple of {ALIGN_BYTES}"
+    elif tensor.offset:
+        yield f"{at} begins at byte {tensor.offset}, a {tensor.role} has a place of its own"
+    if tensor.role in ("weight", "experts", "state") and tensor.phase:
+        yield f"{at} belongs to phase {tensor.phase}, a {tensor.role} outlives phases"
 
 
 def record_faults(c: Ordering, max_tokens: int, tp: int, rank_of_params: int) -> Iterator[str]:

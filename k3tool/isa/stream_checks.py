@@ -69,6 +69,11 @@ def _check_records(records: Columns, n_tensors: int, at: str) -> None:
             got = packets["handles"][bad].tolist()
             need = f"{spec.n_slots} handles below {n_tensors}, then {table.NO_HANDLE}"
             refuse(f"{at}: instruction {bad}: {spec.name}: handles", got, need)
+        spare = (packets["params"][rows][:, len(spec.params) :] != 0).any(axis=1)
+        if spare.any():
+            bad = int(rows[np.argmax(spare)])
+            got = packets["params"][bad].tolist()
+            refuse(f"{at}: instruction {bad}: {spec.name}: params", got, "0 beyond the op's own")
 
 
 def _check_queues(queues: Queues, at: str) -> None:
@@ -150,7 +155,7 @@ def _check_wait_order(queues: Queues, at: str) -> None:
 
 
 def _check_partition(queues: Queues, n_units: Columns, at: str) -> None:
-    """Every unit of every instruction lies in exactly one entry."""
+    """Every unit of every instruction lies in exactly one entry; slices are numbered in order."""
     order = np.lexsort((queues.entries["unit0"], queues.entries["inst"]))
     entries = queues.entries[order]
     inst, unit0, unit1 = (entries[name].astype(np.int64) for name in ("inst", "unit0", "unit1"))
@@ -162,3 +167,8 @@ def _check_partition(queues: Queues, n_units: Columns, at: str) -> None:
     if wrong.any() or len(missing):
         bad = int(inst[np.argmax(wrong)]) if wrong.any() else int(missing[0])
         refuse(f"{at}: instruction {bad}: slices", "units left out or twice", "each unit once")
+    number = np.arange(len(inst)) - np.flatnonzero(starts)[np.cumsum(starts) - 1]
+    misnumbered = entries["slice"] != number
+    if misnumbered.any():
+        bad = int(inst[np.argmax(misnumbered)])
+        refuse(f"{at}: instruction {bad}: slices", "numbers out of order", "0, 1, ...")

@@ -130,3 +130,10 @@ def read_together(what: Any, rows: Columns) -> tuple[int, Tensor, Tensor]:
         if len({t.offset for t in arena}) > 1:
             return index, arena[0], next(t for t in arena if t.offset != arena[0].offset)
     raise AssertionError("no packet reads two buffers")
+
+
+def outer_buffers(what: Any) -> tuple[Tensor, Tensor]:
+    """Return the buffers that lie first and last in the arena."""
+    arena = [t for t in what.tensors if t.role == "arena" and t.phase == "decode"]
+    at_zero = next(t for t in arena if t.offset == 0)
+    return at_zero, max(arena, key=lambda t: t.offset)

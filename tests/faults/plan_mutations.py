@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from k3tool.compiler.plan import Plan, Tensor
+from k3tool.compiler.plan import Plan
 from k3tool.isa import table
 from k3tool.isa.columns import GATE, PACKET_DIGEST, PACKET_REARM, Columns, spec_of
 from tests.faults.mutations import (
@@ -17,6 +17,7 @@ from tests.faults.mutations import (
     equal_weights,
     first,
     has,
+    outer_buffers,
     peer_pair,
     read_together,
     set_tensor,
@@ -168,13 +169,6 @@ def _(plan: Plan) -> Broken:
     at = first(packets_of(plan), waiting, 3)
     flags = int(packets_of(plan)["flags"][at]) | PACKET_REARM
     return Broken(set_packet(plan, at, flags=flags), None)
-
-
-def outer_buffers(what: Any) -> tuple[Tensor, Tensor]:
-    """Return the buffers that lie first and last in the arena."""
-    arena = [t for t in what.tensors if t.role == "arena" and t.phase == "decode"]
-    at_zero = next(t for t in arena if t.offset == 0)
-    return at_zero, max(arena, key=lambda t: t.offset)
 
 
 @on_plan("buffers overlap", "C memory decode")

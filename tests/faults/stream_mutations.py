@@ -19,6 +19,7 @@ from tests.faults.mutations import (
     equal_weights,
     first,
     has,
+    outer_buffers,
     peer_pair,
     read_together,
     set_tensor,
@@ -100,11 +101,6 @@ def _(isa: Isa) -> Broken:
 
 
 @on_stream("a wait for one less", "F thresholds decode")
-def _(isa: Isa) -> Broken:
-    entry, at = sliced(isa)
-    return Broken(set_threshold(isa, entry, -1), at)
-
-
 @on_stream("a wait for one less, as seen by the order", "F ordered decode")
 def _(isa: Isa) -> Broken:
     entry, at = sliced(isa)
@@ -278,20 +274,32 @@ def _(isa: Isa) -> Broken:
     return Broken(with_stream(isa, scratch_floats=1 << 20), None)
 
 
-@on_stream("an opcode that is none", "F tables")
-def _(isa: Isa) -> Broken:
-    return Broken(set_word(isa, 7, 0, 250), 7)
-
-
-@on_stream("an opcode that is reserved", "F tables")
-def _(isa: Isa) -> Broken:
-    return Broken(set_word(isa, 7, 0, 2), 7)
+for _label, _opcode in (("an opcode that is none", 250), ("an opcode that is reserved", 2)):
+    on_stream(_label, "F tables")(lambda isa, op=_opcode: Broken(set_word(isa, 7, 0, op), 7))
 
 
 @on_stream("a handle beyond the table", "F tables")
 def _(isa: Isa) -> Broken:
     word = int(isa.streams["decode"].instructions[0][5, table.WORD_HANDLES])
     return Broken(set_word(isa, 5, table.WORD_HANDLES, (word & 0xFFFF0000) | 0xFFFE), 5)
+
+
+@on_stream("a word that the op has no meaning for", "F tables")
+def _(isa: Isa) -> Broken:
+    at = first(rows_of(isa), lambda row, spec: len(spec.params) < table.N_PARAMS)
+    return Broken(set_word(isa, at, table.RECORD_WORDS - 1, 1), at)
+
+
+@on_stream("slices' numbers are swapped", "F tables")
+def _(isa: Isa) -> Broken:
+    entry, at = sliced(isa)
+    return Broken(set_entry(isa, entry, slice=int(entries_of(isa)["slice"][entry]) + 1), at)
+
+
+@on_stream("a buffer begins between alignments", "F records decode")
+def _(isa: Isa) -> Broken:
+    _, high = outer_buffers(isa)
+    return Broken(set_tensor(isa, high.name, offset=high.offset + 4), None)
 
 
 @on_stream("a record's rows and its entries' differ", "F tables")
