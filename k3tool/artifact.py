@@ -26,6 +26,7 @@ numbers as little-endian C-order bytes.
 import functools
 import hashlib
 import json
+import os
 import subprocess
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -331,8 +332,8 @@ def open_artifact(
     Raises: ArtifactError naming the file and what differs.
     """
     path = Path(path)
-    if not path.is_file():
-        got = "a folder" if path.is_dir() else "no such file"
+    if not os.path.isfile(path):  # unlike Path's, it says no to a name too long to exist
+        got = "a folder" if os.path.isdir(path) else "no such file"
         raise ArtifactError(str(path), got=got, need=f"{a_kind(kind)}, a file")
     _check_user_block(path, kind)
     try:

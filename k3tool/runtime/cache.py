@@ -30,6 +30,7 @@ from k3tool.isa.table import isa_hash
 from k3tool.model.config import K3Config
 from k3tool.model.sizes import rank_bytes
 from k3tool.runtime.build import ROOT
+from k3tool.runtime.finite import state_key
 from k3tool.runtime.options import RunOptions, check_fixed, context_of
 from k3tool.runtime.weights import RankWeights
 from k3tool.tables import bytes_text
@@ -157,7 +158,8 @@ def rank_weights(source: Source, options: RunOptions, say: Say, note: Say) -> We
 
 
 def _cached_shards(source: Source, folder: Path, say: Say, note: Say) -> tuple[Shards, str]:
-    key = f"shards-{source.identity[:24]}-tp{source.tp}-schema{SHARDS_SCHEMA}"
+    assert source.checkpoint is not None
+    key = f"shards-{state_key(source.checkpoint)}-tp{source.tp}-schema{SHARDS_SCHEMA}"
     path = folder / key
     with _locked(folder, key):
         if path.exists():

@@ -41,10 +41,18 @@ def require_finite(folder: Checkpoint, cache: Path, say: Say) -> None:
 
 
 def _key(folder: Checkpoint) -> str:
-    """Return a name for what lies in a folder now: the identity only samples large files."""
+    text = canonical_json([str(folder.path.resolve()), state_key(folder)])
+    return hashlib.sha256(text.encode()).hexdigest()[:24]
+
+
+def state_key(folder: Checkpoint) -> str:
+    """Return a name for what lies in a folder now, wherever it is.
+
+    By sizes and times too: the identity only samples large files.
+    """
     states = []
     for file in folder.index.files:
         stat = (folder.path / file).stat()
         states.append([file, stat.st_size, stat.st_mtime_ns])
-    text = canonical_json([folder.identity, str(folder.path.resolve()), states])
+    text = canonical_json([folder.identity, states])
     return hashlib.sha256(text.encode()).hexdigest()[:24]

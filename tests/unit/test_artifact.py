@@ -217,3 +217,8 @@ def test_failed_safetensors_leaves_nothing(tmp_path: Path, mistake: str) -> None
     with pytest.raises(RuntimeError if mistake == "raise" else AssertionError):
         _mistake(tmp_path / "t.safetensors", mistake)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_name_too_long_to_exist_is_no_such_file() -> None:
+    with pytest.raises(ArtifactError, match="no such file, need an isa artifact"):
+        open_artifact("x" * 300, "isa")
