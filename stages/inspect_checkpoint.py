@@ -76,13 +76,13 @@ def run(opts: Options) -> Result:
     with Checkpoint.open(opts.checkpoint) as checkpoint:
         check_layers(checkpoint.config, opts.layers)
         coverage = coverage_of(checkpoint, weight_leaves(checkpoint.config))
+        values = _look_at_values(checkpoint, opts, coverage) if opts.values else None
         digest = None
         if opts.output:
             # HDF5 takes as long to load as the rest of a small report to make.
             from k3tool.checkpoint.coverage_artifact import write_coverage
 
-            digest = write_coverage(opts.output, coverage)
-        values = _look_at_values(checkpoint, opts, coverage) if opts.values else None
+            digest = write_coverage(opts.output, coverage, values)
         return Result(coverage, checkpoint.config, digest, values)
 
 

@@ -11,6 +11,7 @@ import os
 import threading
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import groupby
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -19,7 +20,18 @@ import numpy.typing as npt
 from k3tool.checkpoint.findings import Finding
 from k3tool.checkpoint.headers import Header, TensorInfo
 from k3tool.checkpoint.reader import Checkpoint
-from k3tool.checkpoint.scan_library import DONE, ENDED, NONE, STOPPED, Scan, Scanner, StopFlag
+from k3tool.checkpoint.scan_library import (
+    DONE,
+    ENDED,
+    KEPT_BYTES,
+    MAX_JOBS,
+    NONE,
+    STOPPED,
+    Job,
+    Scanner,
+    StopFlag,
+    product_of,
+)
 from k3tool.errors import ArtifactError
 from k3tool.model.config import K3Config
 from k3tool.model.vision import is_vision
@@ -28,6 +40,7 @@ from k3tool.ref.formats import SCALE_LIMIT
 
 PIECE_BYTES = 32 << 20  # a unit of work, whole rows; part of what a fingerprint means
 OTHER, BF16, F32, PACKED, SCALE = range(5)  # K3_SCAN_*
+GROUP_BYTES = 16  # of 32 codes, which have one scale byte
 _PLAIN = {"BF16": BF16, "F32": F32}
 Place = tuple[int | None, str]  # layer (None: outside) and module
 
@@ -39,6 +52,7 @@ class Piece(NamedTuple):
     number: int
     offset: int
     n_bytes: int
+    keep: bool = False  # scales, whose codes are the next piece
 
 
 @dataclass(slots=True)
@@ -51,6 +65,8 @@ class Target:
     row_bytes: int
     piece_rows: int
     n_pieces: int
+    scales: "Target | None" = None  # of codes, where the same file has them
+    is_read_with_codes: bool = False
     n_done: int = 0
     fingers: list[bytes] | None = None
     n_zero_rows: int = 0
@@ -68,8 +84,8 @@ class Target:
 class PlaceValues:
     """What was seen in the tensors of one module of one layer.
 
-    `scales` counts scale bytes; `low_codes` and `high_codes` have a bit for each E2M1 code that
-    stands in a low or high nibble. `absmax` is of BF16 and F32 tensors, inf or NaN not hidden.
+    `scales` counts scale bytes; `codes` counts E2M1 codes in low and in high nibbles. `absmax` is
+    of BF16 and F32 tensors, inf or NaN not hidden, `product_absmax` of codes times their scales.
     """
 
     n_tensors: int = 0
@@ -77,8 +93,8 @@ class PlaceValues:
     n_zero_rows: int = 0
     n_nonfinite: int = 0
     absmax_bits: int = 0
-    low_codes: int = 0
-    high_codes: int = 0
+    product_key: int = -1
+    codes: npt.NDArray[np.uint64] = field(default_factory=lambda: np.zeros((2, 16), np.uint64))
     scales: npt.NDArray[np.uint64] = field(default_factory=lambda: np.zeros(256, np.uint64))
 
     @property
@@ -86,16 +102,20 @@ class PlaceValues:
         """Return the largest magnitude."""
         return float(np.array(self.absmax_bits, dtype=np.uint32).view(np.float32))
 
-    def add(self, scan: Scan, kind: int) -> None:
-        """Add what one piece held."""
-        self.n_bytes += scan.n_bytes
-        self.n_zero_rows += scan.n_zero_rows
-        self.n_nonfinite += scan.n_nonfinite
-        self.absmax_bits = max(self.absmax_bits, scan.absmax_bits)
-        self.low_codes |= scan.low_codes
-        self.high_codes |= scan.high_codes
-        if kind == SCALE:
-            self.scales += scan.histogram_array()
+    @property
+    def product_absmax(self) -> float | None:
+        """Return the largest |code x scale|; None where no codes were read with their scales."""
+        return product_of(self.product_key) if self.product_key >= 0 else None
+
+    def add(self, scans: Any) -> None:
+        """Add what some pieces held: rows of Scanner.results."""
+        self.n_bytes += int(scans["n_bytes"].sum())
+        self.n_zero_rows += int(scans["n_zero_rows"].sum())
+        self.n_nonfinite += int(scans["n_nonfinite"].sum())
+        self.absmax_bits = max(self.absmax_bits, int(scans["absmax_bits"].max()))
+        self.product_key = max(self.product_key, int(scans["product_key"].max()))
+        self.codes += scans["codes"].sum(axis=0).reshape(2, 16)
+        self.scales += scans["histogram"].sum(axis=0)
 
     def merge(self, other: "PlaceValues") -> None:
         """Add what another thread, layer or module held."""
@@ -104,8 +124,8 @@ class PlaceValues:
         self.n_zero_rows += other.n_zero_rows
         self.n_nonfinite += other.n_nonfinite
         self.absmax_bits = max(self.absmax_bits, other.absmax_bits)
-        self.low_codes |= other.low_codes
-        self.high_codes |= other.high_codes
+        self.product_key = max(self.product_key, other.product_key)
+        self.codes += other.codes
         self.scales += other.scales
 
 
@@ -149,7 +169,9 @@ class Targets:
     def __iter__(self) -> Iterator[Target]:
         """Yield them, each new."""
         for header in self._headers:
-            yield from sorted(self._of(header), key=lambda target: target.info.offset)
+            targets = sorted(self._of(header), key=lambda target: target.info.offset)
+            _pair(targets)
+            yield from targets
 
     def _of(self, header: Header) -> Iterator[Target]:
         key = header.table.layout
@@ -182,17 +204,54 @@ def _target(info: TensorInfo, place: Place, spec: TensorSpec | None) -> Target:
     if spec is not None and spec.row.dtype == "U8":
         kind = SCALE if spec.row.pattern.endswith("weight_scale") else PACKED
     row_bytes = info.n_bytes // info.shape[0] if len(info.shape) > 1 else info.n_bytes
-    piece_rows = max(1, PIECE_BYTES // row_bytes)
+    # Scales are cut where their codes are.
+    piece_rows = max(1, PIECE_BYTES // (row_bytes * (GROUP_BYTES if kind == SCALE else 1)))
     n_rows = info.n_bytes // row_bytes
     return Target(info, place, kind, row_bytes, piece_rows, -(-n_rows // piece_rows))
 
 
-def _pieces(targets: Iterable[Target]) -> Iterator[Piece]:
+def _pair(targets: Iterable[Target]) -> None:
+    """Give codes the scales that belong to them, so that a thread reads both after each other."""
+    scales = {target.info.name: target for target in targets if target.kind == SCALE}
+    for codes in targets:
+        if codes.kind != PACKED:
+            continue
+        found = scales.get(codes.info.name.removesuffix("weight_packed") + "weight_scale")
+        if found is None or found.row_bytes * GROUP_BYTES != codes.row_bytes:
+            continue  # absent or mis-shaped: coverage says so
+        if found.n_rows == codes.n_rows and codes.piece_rows * found.row_bytes <= KEPT_BYTES:
+            codes.scales, found.is_read_with_codes = found, True
+
+
+def _pieces(targets: Iterable[Target]) -> Iterator[list[Piece]]:
+    """Yield pieces in order, those of codes with their scales before them."""
     for target in targets:
-        step = target.piece_rows * target.row_bytes
-        for index in range(target.n_pieces):
-            n_bytes = min(step, target.info.n_bytes - index * step)
-            yield Piece(target, index, target.info.offset + index * step, n_bytes)
+        if target.is_read_with_codes:
+            continue
+        for number in range(target.n_pieces):
+            kept = [_piece(target.scales, number, keep=True)] if target.scales else []
+            yield [*kept, _piece(target, number)]
+
+
+def _piece(target: Target, number: int, *, keep: bool = False) -> Piece:
+    step = target.piece_rows * target.row_bytes
+    n_bytes = min(step, target.info.n_bytes - number * step)
+    return Piece(target, number, target.info.offset + number * step, n_bytes, keep)
+
+
+def _batches(pieces: Iterable[list[Piece]]) -> Iterator[list[Piece]]:
+    """Join small pieces to what is worth one call."""
+    batch: list[Piece] = []
+    n_bytes = 0
+    for group in pieces:
+        more = sum(piece.n_bytes for piece in group)
+        if batch and (n_bytes + more > PIECE_BYTES or len(batch) + len(group) > MAX_JOBS):
+            yield batch
+            batch, n_bytes = [], 0
+        batch += group
+        n_bytes += more
+    if batch:
+        yield batch
 
 
 # -- reading -----------------------------------------------------------------------------------
@@ -212,7 +271,7 @@ class ValueScan:
     ) -> None:
         """Open what has to be read. Raises: TargetError if the scan library is absent or stale."""
         self._checkpoint = checkpoint
-        self._pieces = _pieces(targets)
+        self._batches = _batches(_pieces(targets))
         self._fingerprint = fingerprint
         self._lock = threading.Lock()
         self._stop = StopFlag()
@@ -253,21 +312,25 @@ class ValueScan:
         try:
             while True:
                 with self._lock:
-                    piece = next(self._pieces, None)
-                    if piece is None or self._failure is not None:
+                    batch = next(self._batches, None)
+                    if batch is None or self._failure is not None:
                         return
-                    descriptor = self._descriptor(piece.tensor.info)
-                if not self._scan(scanner, descriptor, piece):
+                    jobs = [self._job(piece) for piece in batch]
+                if not self._scan(scanner, jobs, batch):
                     return
                 with self._lock:
-                    self.n_done += piece.n_bytes
-                    self._note(scanner.result, piece)
-                target = piece.tensor
-                values = places.get(target.place) or places.setdefault(target.place, PlaceValues())
-                values.n_tensors += piece.number == 0
-                values.add(scanner.result, target.kind)
+                    self.n_done += sum(piece.n_bytes for piece in batch)
+                    self._note(scanner.results[: len(batch)], batch)
+                _add(places, scanner.results[: len(batch)], batch)
         except BaseException as failure:
             self._failure = self._failure or failure
+
+    def _job(self, piece: Piece) -> Job:
+        target = piece.tensor
+        descriptor = self._descriptor(target.info)
+        return Job(
+            piece.offset, piece.n_bytes, target.row_bytes, descriptor, target.kind, piece.keep
+        )
 
     def _descriptor(self, info: TensorInfo) -> int:
         if info.file not in self._files:
@@ -278,46 +341,44 @@ class ValueScan:
                 raise ArtifactError(str(path), got=error.strerror, need="a readable file") from None
         return self._files[info.file]
 
-    def _scan(self, scanner: Scanner, descriptor: int, piece: Piece) -> bool:
-        """Scan one piece; return False if the scan was told to stop."""
-        target, result = piece.tensor, scanner.result
-        code = scanner.scan(
-            descriptor, piece.offset, piece.n_bytes, target.kind, target.row_bytes,
-            high_scale=SCALE_LIMIT, fingerprint=self._fingerprint,
-        )  # fmt: skip
+    def _scan(self, scanner: Scanner, jobs: list[Job], batch: list[Piece]) -> bool:
+        """Scan some pieces; return False if the scan was told to stop."""
+        code = scanner.scan_all(jobs, high_scale=SCALE_LIMIT, fingerprint=self._fingerprint)
         if code == STOPPED:
             return False
         if code != DONE:
-            where = piece.offset + result.n_bytes
+            piece, result = batch[scanner.n_done - 1], scanner.result
+            info, where = piece.tensor.info, piece.offset + result.n_bytes
             got = f"end of file at byte {where}" if code == ENDED else os.strerror(result.error)
             raise ArtifactError(
-                f"{self._checkpoint.path / target.info.file}: {target.info.name}",
+                f"{self._checkpoint.path / info.file}: {info.name}",
                 got=got,
                 need=f"{piece.n_bytes - result.n_bytes} more bytes",
                 hint="the file became shorter: fetch it again" if code == ENDED else None,
             )
         return True
 
-    def _note(self, result: Scan, piece: Piece) -> None:
+    def _note(self, scans: Any, batch: list[Piece]) -> None:
         """Keep what belongs to the tensor and not to its place; called under the lock."""
-        target = piece.tensor
-        row0 = piece.number * target.piece_rows
-        target.n_zero_rows += result.n_zero_rows
-        target.n_nonfinite += result.n_nonfinite
-        width = 2 if target.kind == BF16 else 4
-        for attribute, index, element0 in (
-            ("first_bad", result.first_bad, row0 * target.row_bytes // width),
-            ("first_high", result.first_high, row0 * target.row_bytes),
-        ):
-            seen = getattr(target, attribute)
-            if index != NONE and (seen < 0 or element0 + index < seen):
-                setattr(target, attribute, element0 + index)
-        if self._fingerprint:
-            target.fingers = target.fingers or [b""] * target.n_pieces
-            target.fingers[piece.number] = bytes(result.fingerprint)
-        target.n_done += 1
-        if target.n_done == target.n_pieces:
-            self._finish(target)
+        columns = ("n_zero_rows", "n_nonfinite", "first_bad", "first_high")
+        rows = zip(*(scans[name].tolist() for name in columns), strict=True)
+        for number, (piece, row) in enumerate(zip(batch, rows, strict=True)):
+            target = piece.tensor
+            n_zero_rows, n_nonfinite, first_bad, first_high = row
+            target.n_zero_rows += n_zero_rows
+            target.n_nonfinite += n_nonfinite
+            byte0 = piece.number * target.piece_rows * target.row_bytes
+            if first_bad != NONE:
+                element = byte0 // (2 if target.kind == BF16 else 4) + first_bad
+                target.first_bad = _first(target.first_bad, element)
+            if first_high != NONE:
+                target.first_high = _first(target.first_high, byte0 + first_high)
+            if self._fingerprint:
+                target.fingers = target.fingers or [b""] * target.n_pieces
+                target.fingers[piece.number] = scans["fingerprint"][number].tobytes()
+            target.n_done += 1
+            if target.n_done == target.n_pieces:
+                self._finish(target)
 
     def _finish(self, target: Target) -> None:
         info = target.info
@@ -352,6 +413,22 @@ class ValueScan:
         findings = sorted(self._findings, key=lambda finding: finding.order)
         by_place = {place: places[place] for place in ordered}
         return Values(by_place, findings, self._fingerprints, self.n_done)
+
+
+def _first(seen: int, index: int) -> int:
+    """Return the lower of two indices, of which the one seen before may be none (-1)."""
+    return index if seen < 0 else min(seen, index)
+
+
+def _add(places: dict[Place, PlaceValues], scans: Any, batch: list[Piece]) -> None:
+    """Add results to their places; neighbours mostly share one, and are added at once."""
+    start = 0
+    for place, group in groupby(batch, key=lambda piece: piece.tensor.place):
+        pieces = list(group)
+        values = places.setdefault(place, PlaceValues())
+        values.n_tensors += sum(piece.number == 0 for piece in pieces)
+        values.add(scans[start : start + len(pieces)])
+        start += len(pieces)
 
 
 # -- fingerprints ------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-/* k3_scan: read a row-aligned part of a tensor block by block and gather what K3Scan holds.
+/* k3_scan: read row-aligned parts of tensors block by block and gather what K3Scan holds.
  * A block is small enough to stay in a cache: it is looked at where read() has just put it.
  * Called from several threads at once; it keeps no state of its own. */
 #define _GNU_SOURCE
@@ -14,11 +14,18 @@
 
 const char* k3_scan_source_hash(void) { return K3_SOURCE_HASH; }
 size_t k3_scan_size(void) { return sizeof(K3Scan); }
+size_t k3_scan_job_size(void) { return sizeof(K3ScanJob); }
+
+#if defined(__x86_64__)
+static int has_avx512(void) { /* what the unit is compiled for */
+  return __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
+         __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512vbmi");
+}
+#endif
 
 static const K3ScanLoops* pick_loops(void) {
 #if defined(__x86_64__)
-  if (__builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq"))
-    return &k3_scan_loops_avx512;
+  if (has_avx512()) return &k3_scan_loops_avx512;
   if (__builtin_cpu_supports("avx2")) return &k3_scan_loops_avx2;
 #endif
   return &k3_scan_loops_plain;
@@ -29,7 +36,7 @@ static const K3ScanLoops* loops_of(int which) {
   if (which < 0) return pick_loops();
 #if defined(__x86_64__)
   if (which == 1) return __builtin_cpu_supports("avx2") ? &k3_scan_loops_avx2 : NULL;
-  if (which == 2) return __builtin_cpu_supports("avx512bw") ? &k3_scan_loops_avx512 : NULL;
+  if (which == 2) return has_avx512() ? &k3_scan_loops_avx512 : NULL;
 #endif
   return which == 0 ? &k3_scan_loops_plain : NULL;
 }
@@ -43,6 +50,8 @@ typedef struct {
   uint32_t row_seen; /* a bit is set once a value of it is not zero */
   uint64_t at;       /* bytes looked at before this block */
   unsigned high_scale;
+  const uint8_t* scales; /* of E2M1 codes, one byte for 16 of theirs; NULL if they are not known */
+  K3Codes codes;
   K3Scan* out;
 } Walk;
 
@@ -123,8 +132,13 @@ static void look_at_part(Walk* w, const uint8_t* data, size_t n_bytes) {
   } else {
     walk_rows(w, data, n_bytes);
   }
-  if (w->kind == K3_SCAN_MXFP4 && (out->low_codes & out->high_codes) != 0xFFFF)
-    w->loops->code_masks(data, n_bytes, &out->low_codes, &out->high_codes);
+  if (w->kind == K3_SCAN_MXFP4) {
+    if (w->at / K3_PART_BYTES % K3_CODE_SHARE == 0)
+      w->loops->count_codes(&w->codes, data, n_bytes, out->codes);
+    if (w->scales)
+      out->product_key =
+          w->loops->top_product(data, w->scales + w->at / 16, n_bytes / 16, out->product_key);
+  }
   w->at += n_bytes;
 }
 
@@ -150,42 +164,68 @@ static void finish_finger(const K3Finger* finger, uint64_t n_bytes, uint64_t out
   }
 }
 
-/* What is looked at twice, for values and for the fingerprint, before the next part. */
-#define PART_BYTES (32 * K3_FINGER_BLOCK)
-
-/* Scan [offset, offset + n_bytes) of an open file. `block` holds block_bytes, a multiple of
- * K3_FINGER_BLOCK, and as many again as K3_FINGER_BLOCK. `stop` is looked at once a block.
- * `which` < 0 picks the fastest loops. Returns K3_SCAN_DONE or why not. */
-int k3_scan(int fd, uint64_t offset, uint64_t n_bytes, uint32_t kind, uint64_t row_bytes,
-            uint32_t high_scale, uint32_t want_finger, uint8_t* block, uint64_t block_bytes,
-            const volatile int* stop, int which, K3Scan* out) {
-  memset(out, 0, sizeof *out);
-  out->first_bad = out->first_zero_row = out->first_high = K3_SCAN_NONE;
-  Walk w = {.loops = loops_of(which), .kind = kind, .row_bytes = row_bytes ? row_bytes : n_bytes,
-            .high_scale = high_scale, .out = out};
-  w.row_left = w.row_bytes;
-  K3Finger finger = {{0}};
-  out->error = EINVAL;
-  if (!w.loops || block_bytes % K3_FINGER_BLOCK) return K3_SCAN_ERROR;
-  out->error = 0;
-  while (out->n_bytes < n_bytes) {
+/* Read and look at what is left of a job; see k3_scan. */
+static int scan_blocks(Walk* w, const K3ScanJob* job, K3Finger* finger, uint8_t* block,
+                       uint64_t block_bytes, const volatile int* stop) {
+  K3Scan* out = w->out;
+  while (out->n_bytes < job->n_bytes) {
     if (*stop) return K3_SCAN_STOPPED;
-    const uint64_t left = n_bytes - out->n_bytes;
+    const uint64_t left = job->n_bytes - out->n_bytes;
     const size_t want = left < block_bytes ? (size_t)left : (size_t)block_bytes;
-    const ssize_t got = read_block(fd, block, want, offset + out->n_bytes);
+    const ssize_t got = read_block(job->fd, block, want, job->offset + out->n_bytes);
     if (got < 0) out->error = errno;
     if (got < 0) return K3_SCAN_ERROR;
     out->n_bytes += (uint64_t)got;
     memset(block + got, 0, -(size_t)got % K3_FINGER_BLOCK); /* the end of the last mixed block */
-    for (size_t at = 0; at < (size_t)got; at += PART_BYTES) {
-      const size_t part = (size_t)got - at < PART_BYTES ? (size_t)got - at : PART_BYTES;
-      look_at_part(&w, block + at, part);
-      if (want_finger)
-        w.loops->finger(&finger, block + at, (part + K3_FINGER_BLOCK - 1) / K3_FINGER_BLOCK);
+    for (size_t at = 0; at < (size_t)got; at += K3_PART_BYTES) {
+      const size_t part = (size_t)got - at < K3_PART_BYTES ? (size_t)got - at : K3_PART_BYTES;
+      look_at_part(w, block + at, part);
+      if (finger)
+        w->loops->finger(finger, block + at, (part + K3_FINGER_BLOCK - 1) / K3_FINGER_BLOCK);
     }
     if ((size_t)got < want) return K3_SCAN_ENDED;
   }
-  if (want_finger) finish_finger(&finger, n_bytes, out->fingerprint);
+  return K3_SCAN_DONE;
+}
+
+static int scan_job(const K3ScanJob* job, const K3ScanLoops* loops, uint32_t high_scale,
+                    uint32_t want_finger, const uint8_t* scales, uint8_t* block,
+                    uint64_t block_bytes, const volatile int* stop, K3Scan* out) {
+  memset(out, 0, sizeof *out);
+  out->first_bad = out->first_zero_row = out->first_high = K3_SCAN_NONE;
+  out->product_key = -1;
+  Walk w = {.loops = loops, .kind = job->kind, .high_scale = high_scale, .scales = scales,
+            .row_bytes = job->row_bytes ? job->row_bytes : job->n_bytes, .out = out};
+  w.row_left = w.row_bytes;
+  K3Finger finger = {{0}};
+  const int code = scan_blocks(&w, job, want_finger ? &finger : NULL, block, block_bytes, stop);
+  w.loops->end_codes(&w.codes, out->codes);
+  if (want_finger && code == K3_SCAN_DONE)
+    finish_finger(&finger, job->n_bytes, out->fingerprint);
+  return code;
+}
+
+/* Scan jobs, each a range of an open file, one after the other; `outs` has one result for each and
+ * `n_done` says how many were begun. `block` holds block_bytes, a multiple of K3_PART_BYTES, and
+ * K3_FINGER_BLOCK more. A job of scales that are to be kept is read as a whole to `kept`, of
+ * kept_bytes and K3_FINGER_BLOCK more, and the next job has their codes. `stop` is looked at once a
+ * block. `which` < 0 picks the fastest loops. Returns K3_SCAN_DONE or why the last one begun failed. */
+int k3_scan(const K3ScanJob* jobs, uint32_t n_jobs, uint32_t high_scale, uint32_t want_finger,
+            uint8_t* block, uint64_t block_bytes, uint8_t* kept, uint64_t kept_bytes,
+            const volatile int* stop, int which, K3Scan* outs, uint32_t* n_done) {
+  const K3ScanLoops* loops = loops_of(which);
+  *n_done = 0;
+  for (uint32_t i = 0; i < n_jobs; i++) {
+    const int keep = jobs[i].keep, has_scales = i && jobs[i - 1].keep;
+    ++*n_done;
+    outs[i].error = EINVAL;
+    if (!loops || block_bytes % K3_PART_BYTES) return K3_SCAN_ERROR;
+    if (keep && (kept_bytes % K3_PART_BYTES || jobs[i].n_bytes > kept_bytes)) return K3_SCAN_ERROR;
+    if (has_scales && jobs[i].n_bytes != 16 * jobs[i - 1].n_bytes) return K3_SCAN_ERROR;
+    const int code = scan_job(&jobs[i], loops, high_scale, want_finger, has_scales ? kept : NULL,
+                              keep ? kept : block, keep ? kept_bytes : block_bytes, stop, &outs[i]);
+    if (code != K3_SCAN_DONE) return code;
+  }
   return K3_SCAN_DONE;
 }
 

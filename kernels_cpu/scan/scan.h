@@ -18,6 +18,10 @@ enum { K3_SCAN_DONE = 0, K3_SCAN_ERROR = 1, K3_SCAN_ENDED = 2, K3_SCAN_STOPPED =
 
 #define K3_SCAN_NONE UINT64_MAX
 #define K3_FINGER_LANES 8
+#define K3_FINGER_BLOCK 1024 /* bytes mixed under one set of keys */
+#define K3_PART_BYTES (16 * K3_FINGER_BLOCK) /* what is looked at several times: half of a first level
+                                              * cache */
+#define K3_CODE_SHARE 16 /* counting every code takes half as long as reading it */
 
 /* Mirrored field by field in k3tool/checkpoint/scan_library.py, which compares the sizes. */
 typedef struct {
@@ -29,28 +33,54 @@ typedef struct {
   uint64_t fingerprint[2];
   uint64_t histogram[256]; /* of scale bytes */
   uint64_t first_high;     /* index of the first scale byte >= high_scale, or K3_SCAN_NONE */
+  uint64_t codes[32];      /* how often each E2M1 code stands in a low nibble, then in a high one,
+                            * in the first of every K3_CODE_SHARE parts */
   uint32_t absmax_bits;    /* binary32 bits of the largest magnitude, finite or not */
-  uint32_t low_codes;      /* bit c: E2M1 code c stands in a low nibble */
-  uint32_t high_codes;
+  int32_t product_key;     /* of the largest |code x scale|, see k3_scan_loops' top_product; or -1 */
   int32_t error;           /* errno of a failed read */
 } K3Scan;
+
+/* A range of an open file to look at. */
+typedef struct {
+  uint64_t offset;
+  uint64_t n_bytes;
+  uint64_t row_bytes;
+  int32_t fd;
+  uint32_t kind;
+  int32_t keep;     /* of scales: keep the bytes for the next job */
+  int32_t unused;
+} K3ScanJob;
 
 /* What the loops keep between blocks. */
 typedef struct {
   uint64_t lanes[K3_FINGER_LANES];
 } K3Finger;
 
+/* Bit-sliced counters: bit k of byte j of level l of tree t has the weight 2^l in the count of code
+ * 8 * (t % 2) + k, of low nibbles in trees 0 and 1 and of high ones in trees 2 and 3. What has the
+ * weight of level 4 waits until there are enough to be added at once. */
+#define K3_CODE_TREES 4
+#define K3_CODE_LEVELS 12
+#define K3_CODE_VECTOR 64
+#define K3_CODE_GROUP 16 /* vectors added at once */
+typedef struct {
+  uint8_t bits[K3_CODE_TREES][K3_CODE_LEVELS][K3_CODE_VECTOR];
+  uint8_t waiting[K3_CODE_TREES][K3_CODE_GROUP][K3_CODE_VECTOR];
+  uint32_t n_waiting;
+  uint32_t n_groups; /* added so far, the waiting ones among them */
+} K3Codes;
+
 /* One instruction set's loops. Magnitudes come as the bits of the element's own width. */
 typedef struct {
   uint32_t (*absmax_bf16)(const uint8_t* data, size_t n_bytes);
   uint32_t (*absmax_f32)(const uint8_t* data, size_t n_bytes);
   uint8_t (*or_masked)(const uint8_t* data, size_t n_bytes, uint8_t mask);
-  void (*code_masks)(const uint8_t* data, size_t n_bytes, uint32_t* low, uint32_t* high);
+  void (*count_codes)(K3Codes* codes, const uint8_t* data, size_t n_bytes, uint64_t* counts);
+  void (*end_codes)(K3Codes* codes, uint64_t* counts);
+  int32_t (*top_product)(const uint8_t* data, const uint8_t* scales, size_t n_scales, int32_t top);
   void (*histogram)(const uint8_t* data, size_t n_bytes, uint64_t* counts);
   void (*finger)(K3Finger* finger, const uint8_t* data, size_t n_blocks);
 } K3ScanLoops;
-
-#define K3_FINGER_BLOCK 1024 /* bytes mixed under one set of keys */
 
 extern const K3ScanLoops k3_scan_loops_plain, k3_scan_loops_avx2, k3_scan_loops_avx512;
 

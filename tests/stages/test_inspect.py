@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from k3tool.artifact import open_artifact
 from k3tool.checkpoint.index import INDEX_NAME, read_index
 from k3tool.errors import ArtifactError
 
@@ -119,6 +120,35 @@ def test_an_index_with_more_in_it_is_read(writable: Callable[[str], Path]) -> No
     index["more"] = "x"
     (folder / INDEX_NAME).write_text(json.dumps(index))
     assert len(read_index(folder).weight_map) == 712
+
+
+def test_values_stand_in_report_markdown_and_artifact(
+    k3tool: Callable, oracle: Oracle, tmp_path: Path
+) -> None:
+    """The same counts everywhere; without --values the artifact has none."""
+    output = tmp_path / "coverage.h5"
+    folder = oracle("tiny_tp8")
+    outcome = k3tool("inspect", folder, "--values", "--json", "-o", output)
+    assert outcome.code == 0
+    places = json.loads(outcome.out)["values"]["places"]
+    experts = [place for place in places if place["module"] == "experts"]
+    assert experts
+    assert all(place["product_absmax"] > 0 and place["codes"] for place in experts)
+    with open_artifact(output, "coverage", 1) as artifact:
+        assert list(artifact.read("values/bytes")) == [place["bytes"] for place in places]
+        rows = [at for at, place in enumerate(places) if place["codes"]]
+        assert len(rows) == len(experts)
+        for at in rows:
+            codes = artifact.read("values/codes")[at].tolist()
+            assert codes == [places[at]["codes"]["low"], places[at]["codes"]["high"]]
+            assert artifact.read("values/product_absmax")[at] == places[at]["product_absmax"]
+            assert sum(map(sum, codes)) > 0
+    text = k3tool("inspect", folder, "--values").out
+    assert "codes, 1/1000" in text
+    assert "## Codes" in k3tool("inspect", folder, "--values", "--markdown").out
+    assert k3tool("inspect", folder, "-o", output).code == 0
+    with open_artifact(output, "coverage", 1) as artifact, pytest.raises(ArtifactError):
+        artifact.read("values/bytes")
 
 
 # -- bench -------------------------------------------------------------------------------------

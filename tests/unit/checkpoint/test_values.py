@@ -12,17 +12,22 @@ from k3tool.checkpoint import values as values_module
 from k3tool.checkpoint.reader import Checkpoint
 from k3tool.checkpoint.scan_library import (
     BLOCK_BYTES,
+    CODE_SHARE,
     DONE,
     ENDED,
     ERROR,
     NONE,
+    PART_BYTES,
     STOPPED,
+    Job,
     Scan,
     Scanner,
     StopFlag,
+    product_of,
 )
 from k3tool.checkpoint.values import BF16, F32, OTHER, PACKED, SCALE, Targets, Values, ValueScan
 from k3tool.errors import ArtifactError, TargetError
+from k3tool.ref.formats import FP4_VALUES
 from k3tool.runtime import build
 
 LAYER = "language_model.model.layers."
@@ -121,8 +126,77 @@ def test_codes_and_zero_rows(tmp_path: Path, loops: str) -> None:
     data[41, :128], data[41, 128] = 0, 1  # one value at the very end of a row
     result = scan_of(tmp_path, data, PACKED, 129, loops)
     assert (result.n_zero_rows, result.first_zero_row) == (2, 17)
-    assert result.low_codes == sum(1 << code for code in {0, 1, 5, 8, 9})
-    assert result.high_codes == sum(1 << code for code in {0, 2, 8})
+    assert np.array_equal(result.codes_array(), codes_of(data.reshape(-1)))
+    assert result.product_key == -1  # no scales were given
+
+
+def codes_of(data: np.ndarray) -> np.ndarray:
+    """Count codes of low and high nibbles in the parts that the scan counts."""
+    parts = [data[at : at + PART_BYTES] for at in range(0, data.size, PART_BYTES * CODE_SHARE)]
+    counted = np.concatenate(parts)
+    return np.array([np.bincount(n, minlength=16) for n in (counted & 15, counted >> 4)])
+
+
+@pytest.mark.parametrize("loops", ["plain", "avx2", "avx512"])
+@pytest.mark.parametrize("only", [None, 0, 7, 8, 15])
+@pytest.mark.parametrize(
+    "size", [1, 511, 512, 1023, 1025, PART_BYTES, PART_BYTES + 3, 17 * PART_BYTES, 5_000_011]
+)
+def test_codes_are_counted(tmp_path: Path, loops: str, only: int | None, size: int) -> None:
+    """All codes at random, and one alone: every counter of its byte runs over all its levels."""
+    data = np.random.default_rng(size).integers(0, 256, size).astype("u1")
+    if only is not None:
+        data[:] = only | only << 4
+    result = scan_of(tmp_path, data, PACKED, size, loops)
+    assert np.array_equal(result.codes_array(), codes_of(data))
+
+
+# -- codes and their scales --------------------------------------------------------------------
+
+
+def largest_product(
+    tmp_path: Path, scales: np.ndarray, codes: np.ndarray, loops: str = "auto"
+) -> float | None:
+    """Return the scan's largest magnitude of one tensor with its scales."""
+    path = tmp_path / "both"
+    path.write_bytes(b"x" + scales.tobytes() + codes.tobytes())
+    with path.open("rb") as file:
+        made, fd = scanner(loops), file.fileno()
+        jobs = [
+            Job(1, scales.nbytes, scales.shape[1], fd, SCALE, True),
+            Job(1 + scales.nbytes, codes.nbytes, codes.shape[1], fd, PACKED),
+        ]
+        assert made.scan_all(jobs, high_scale=253, fingerprint=False) == DONE
+    key = made.result.product_key
+    return product_of(key) if key >= 0 else None
+
+
+@pytest.mark.parametrize("loops", ["plain", "avx2", "avx512"])
+@pytest.mark.parametrize("most", [1, 2, 3, 6, 7])
+@pytest.mark.parametrize("spread", [1, 3, 40])
+@pytest.mark.parametrize("shape", [(1, 1), (3, 7), (5, 64), (40, 112), (300, 65)])
+def test_largest_product_as_numpy_sees_it(
+    tmp_path: Path, loops: str, most: int, spread: int, shape: tuple[int, int]
+) -> None:
+    random = np.random.default_rng(most * 100 + spread)
+    scales = (random.integers(0, spread, shape) + 110).astype("u1")
+    nibbles = random.integers(0, most + 1, (2, shape[0], shape[1] * 16)).astype("u1")
+    nibbles |= (random.integers(0, 2, nibbles.shape) << 3).astype("u1")
+    nibbles[:, 0, :16] = 0  # a group of zeros has no magnitude, whatever its scale
+    scales[0, 0] = 250
+    codes = nibbles[0] | nibbles[1] << 4
+    magnitudes = np.abs(FP4_VALUES[nibbles]).max(axis=0).reshape(*shape, 16).max(axis=2)
+    need = float((magnitudes * 2.0 ** (scales.astype(int) - 127)).max())
+    assert largest_product(tmp_path, scales, codes, loops) == (need or None)
+
+
+def test_a_small_code_of_a_large_scale_may_win() -> None:
+    """And a large code of a small scale: neither the scale nor the code alone decides."""
+    keys = {2 * scale + (0 if code == 1 else code): abs(FP4_VALUES[code]) * 2.0 ** (scale - 127)
+            for scale in range(253) for code in range(1, 8)}  # fmt: skip
+    assert all(product_of(key) == value for key, value in keys.items())
+    ordered = [keys[key] for key in sorted(keys)]
+    assert ordered == sorted(ordered)
 
 
 # -- fingerprints ------------------------------------------------------------------------------
@@ -258,7 +332,7 @@ def test_pieces_and_jobs_change_nothing(
     for place, seen in parts.places.items():
         other = whole.places[place]
         assert np.array_equal(seen.scales, other.scales)
-        for field in ("n_tensors", "n_bytes", "n_zero_rows", "absmax_bits", "low_codes"):
+        for field in ("n_tensors", "n_bytes", "n_zero_rows", "absmax_bits", "product_key"):
             assert getattr(seen, field) == getattr(other, field), (place, field)
 
 
