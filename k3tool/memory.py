@@ -17,6 +17,8 @@ from k3tool.errors import TargetError
 STARTUP_BYTES = 400_000_000
 THREAD_BYTES = 10 << 20  # a thread's stack and its allocator's first pages
 _CGROUP = Path("/sys/fs/cgroup")
+_MEMBERSHIP = Path("/proc/self/cgroup")
+_NO_LIMIT = 1 << 62  # version 1 writes the largest multiple of a page
 
 
 class Room(NamedTuple):
@@ -37,7 +39,7 @@ def rooms() -> Iterator[Room]:
     limit = address_limit()
     if limit is not None:
         yield Room(max(0, limit - _mapped_bytes()), f"the address space limit of {limit} bytes")
-    group = _cgroup_room()
+    group = group_room()
     if group is not None:
         yield group
     available = _field_kb(Path("/proc/meminfo"), "MemAvailable:")
@@ -65,18 +67,56 @@ def _mapped_bytes() -> int:
     return pages * os.sysconf("SC_PAGE_SIZE")
 
 
-def _cgroup_room() -> Room | None:
-    """Return what the process's control group leaves, or None where there is no such limit."""
+def group_room(root: Path = _CGROUP, membership: Path = _MEMBERSHIP) -> Room | None:
+    """Return what the process's control groups leave: the least of its own and all above it.
+
+    None where no limit is set. Both versions of the kernel's interface are read; a machine may have
+    both mounted, with the memory under either. Source: the kernel's cgroup-v1 and cgroup-v2 pages.
+    """
     try:
-        group = Path("/proc/self/cgroup").read_text().rpartition("0::/")[2].strip()
-        limit = (_CGROUP / group / "memory.max").read_text().strip()
-        if limit == "max":
-            return None
-        used = int((_CGROUP / group / "memory.current").read_text())
-        cached = _field(_CGROUP / group / "memory.stat", "inactive_file") or 0
-    except (OSError, ValueError):
+        lines = membership.read_text().splitlines()
+    except OSError:
         return None
-    return Room(max(0, int(limit) - used + cached), f"the control group's limit of {limit} bytes")
+    found: list[Room] = []
+    for line in lines:
+        number, controllers, name = line.split(":", 2)
+        if number == "0" and not controllers:
+            files = _Files("memory.max", "memory.current", "inactive_file")
+            found += _rooms_upwards(root, name, files)
+            found += _rooms_upwards(root / "unified", name, files)
+        elif "memory" in controllers.split(","):
+            files = _Files("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
+            found += _rooms_upwards(root / "memory", name, files)
+    return min(found, default=None)
+
+
+class _Files(NamedTuple):
+    """Names of one version: limit, use, and in memory.stat the pages that can be given back."""
+
+    limit: str
+    used: str
+    cached: str
+
+
+def _rooms_upwards(mount: Path, name: str, files: _Files) -> Iterator[Room]:
+    """Yield the room of a group and of each group above it that has a limit.
+
+    Inside a container the name may be the host's and not exist below the mount; the root does.
+    """
+    group = mount / name.strip("/")
+    for folder in (group, *group.parents):
+        if folder != mount and mount not in folder.parents:
+            return
+        try:
+            limit = (folder / files.limit).read_text().strip()
+            if limit == "max" or int(limit) >= _NO_LIMIT:
+                continue
+            used = int((folder / files.used).read_text())
+        except (OSError, ValueError):
+            continue
+        cached = _field(folder / "memory.stat", files.cached) or 0
+        room = max(0, int(limit) - used + cached)
+        yield Room(room, f"the control group's limit of {limit} bytes")
 
 
 def _field_kb(path: Path, name: str) -> int | None:

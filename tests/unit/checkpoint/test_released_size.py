@@ -5,7 +5,10 @@ How fast that is `k3tool bench inspect` measures; nothing here is timed.
 
 import json
 import os
+import signal
+import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -198,3 +201,20 @@ def test_a_look_at_values_stops_within_a_block(released: Path) -> None:
         scan = ValueScan(checkpoint, targets, jobs=1)
         scan._stop.set()  # as Ctrl-C does: nothing of 17 GB is read
         assert scan.run().n_bytes == 0
+
+
+@pytest.mark.parametrize("seconds", [1.0, 2.5])
+def test_ctrl_c_while_values_are_read(released: Path, tmp_path: Path, seconds: float) -> None:
+    """A real signal while a terabyte is read: quiet, 130, and neither output begun."""
+    outputs = ("--fingerprint", tmp_path / "f.h5", "-o", tmp_path / "c.h5")
+    command = [sys.executable, "-m", "stages.cli", "inspect", released, "--values", *outputs]
+    with subprocess.Popen(
+        [*map(str, command)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+    ) as process:  # fmt: skip
+        time.sleep(seconds)
+        assert process.poll() is None
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=60)
+    assert (process.returncode, out, err) == (130, "", "interrupted\n")
+    assert list(tmp_path.iterdir()) == []
