@@ -89,8 +89,12 @@ def run(opts: Options) -> Result:
 def _look_at_values(checkpoint: Checkpoint, opts: Options, coverage: Coverage) -> "Values":
     from tqdm import tqdm
 
-    from k3tool.checkpoint.fingerprint import read_fingerprint, write_fingerprint
-    from k3tool.checkpoint.values import Targets, ValueScan, compare_fingerprints
+    from k3tool.checkpoint.fingerprint import (
+        compare_fingerprints,
+        read_fingerprint,
+        write_fingerprint,
+    )
+    from k3tool.checkpoint.values import Targets, ValueScan
 
     recorded = read_fingerprint(opts.against) if opts.against else None
     targets = Targets(checkpoint, opts.layers)

@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from k3tool.artifact import Dataset, InputRef, open_artifact, write_artifact
+from k3tool.checkpoint.findings import Finding
 from k3tool.fields import column, texts
 
 FINGERPRINT_SCHEMA = 1
@@ -38,3 +39,31 @@ def read_fingerprint(path: Path) -> dict[str, str]:
         names = texts(artifact, "tensors/name")
         hashes = column(artifact, "tensors/fingerprint", "u1", 16, n_rows=len(names))
         return {name: row.tobytes().hex() for name, row in zip(names, hashes, strict=True)}
+
+
+def compare_fingerprints(
+    found: Mapping[str, str], recorded: Mapping[str, str], files: Mapping[str, str]
+) -> list[Finding]:
+    """Return what differs from a record: other bytes, another tensor's bytes, nothing recorded.
+
+    `files` says where each tensor lies, for the message.
+    """
+    names: dict[str, list[str]] = {}
+    for name, finger in recorded.items():
+        names.setdefault(finger, []).append(name)
+    findings = []
+    for name, finger in found.items():
+        if recorded.get(name) == finger:
+            continue
+        if name not in recorded:
+            got, need = "a tensor without a recorded fingerprint", "one that was recorded"
+            findings.append(Finding("not recorded", files[name], name, got, need))
+        elif finger in names:
+            got = f"the bytes that {names[finger][0]} had"
+            findings.append(Finding("swapped", files[name], name, got, "its own, as recorded"))
+        else:
+            got = f"fingerprint {finger[:12]}.."
+            findings.append(
+                Finding("changed", files[name], name, got, f"{recorded[name][:12]}.. as recorded")
+            )
+    return findings

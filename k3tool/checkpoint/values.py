@@ -9,7 +9,7 @@ import contextlib
 import hashlib
 import os
 import threading
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import groupby
 from typing import Any, NamedTuple
@@ -429,34 +429,3 @@ def _add(places: dict[Place, PlaceValues], scans: Any, batch: list[Piece]) -> No
         values.n_tensors += sum(piece.number == 0 for piece in pieces)
         values.add(scans[start : start + len(pieces)])
         start += len(pieces)
-
-
-# -- fingerprints ------------------------------------------------------------------------------
-
-
-def compare_fingerprints(
-    found: Mapping[str, str], recorded: Mapping[str, str], files: Mapping[str, str]
-) -> list[Finding]:
-    """Return what differs from a record: other bytes, another tensor's bytes, nothing recorded.
-
-    `files` says where each tensor lies, for the message.
-    """
-    names: dict[str, list[str]] = {}
-    for name, finger in recorded.items():
-        names.setdefault(finger, []).append(name)
-    findings = []
-    for name, finger in found.items():
-        if recorded.get(name) == finger:
-            continue
-        if name not in recorded:
-            got, need = "a tensor without a recorded fingerprint", "one that was recorded"
-            findings.append(Finding("not recorded", files[name], name, got, need))
-        elif finger in names:
-            got = f"the bytes that {names[finger][0]} had"
-            findings.append(Finding("swapped", files[name], name, got, "its own, as recorded"))
-        else:
-            got = f"fingerprint {finger[:12]}.."
-            findings.append(
-                Finding("changed", files[name], name, got, f"{recorded[name][:12]}.. as recorded")
-            )
-    return findings

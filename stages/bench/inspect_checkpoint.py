@@ -29,14 +29,13 @@ class Options:
     layers: tuple[int, ...] | None = None
     jobs: int = 0
     cold: bool = False
-    fingerprint: bool = False
     repeats: int = 7
 
 
 def run(opts: Options) -> "BenchReport":
     """Measure. Raises: UsageError on options that do not go together; K3Error if a side fails."""
-    if not opts.values and (opts.layers is not None or opts.cold or opts.fingerprint):
-        raise UsageError("--layers, --cold, --fingerprint", got="no --values", need="--values")
+    if not opts.values and (opts.layers is not None or opts.cold):
+        raise UsageError("--layers, --cold", got="no --values", need="--values")
     if opts.checkpoint is not None:
         return _measure(opts, {"": opts.checkpoint})
     from k3tool.checkpoint.released_layout import RELEASED_DATA, write_released
@@ -62,7 +61,7 @@ def _measure(opts: Options, checkpoints: Mapping[str, Path]) -> "BenchReport":
     (checkpoint,) = checkpoints.values()
     return bench_values(
         checkpoint, opts.layers, jobs=opts.jobs or os.cpu_count() or 1,
-        repeats=opts.repeats, cold=opts.cold, fingerprint=opts.fingerprint,
+        repeats=opts.repeats, cold=opts.cold,
     )  # fmt: skip
 
 
@@ -72,7 +71,6 @@ def _measure(opts: Options, checkpoints: Mapping[str, Path]) -> "BenchReport":
 @click.option("--layers", callback=common.layer_list, metavar="LIST", help="Layers to read.")
 @click.option("--jobs", type=click.IntRange(min=0), default=0, help="Threads; 0 is one a CPU.")
 @click.option("--cold", is_flag=True, help="Read from disk instead of the page cache.")
-@click.option("--fingerprint", is_flag=True, help="Let the scan make fingerprints too.")
 @shared.repeats_option()
 @shared.strict_option()
 @common.as_json()
@@ -82,7 +80,6 @@ def command(
     layers: tuple[int, ...] | None,
     jobs: int,
     cold: bool,
-    fingerprint: bool,
     repeats: int,
     strict: bool,
     as_json: bool,
@@ -98,5 +95,5 @@ def command(
       k3tool bench inspect
       k3tool bench inspect --values --cold
     """
-    opts = Options(checkpoint, values, layers, jobs, cold, fingerprint, repeats)
+    opts = Options(checkpoint, values, layers, jobs, cold, repeats)
     shared.show(run(opts), strict=strict, as_json=as_json)
