@@ -16,6 +16,7 @@ from k3tool.isa.table import Op
 from k3tool.model.operators import attr_names
 from k3tool.ref.formats import Step
 from k3tool.ref.ops import REFERENCE
+from tests.proofs.rounding_rules import ROUNDING, UNROUNDED
 from tests.proofs.wrong_rules import WRONG_RULES
 
 pytest.importorskip("z3", reason="NOT RUN: z3-solver is not installed")
@@ -29,16 +30,22 @@ def test_no_rule_has_a_counterexample(rule: Rule) -> None:
     assert verdict.outcome == "equal", verdict
 
 
-@pytest.mark.parametrize("rule", WRONG_RULES, ids=lambda rule: rule.name)
+@pytest.mark.parametrize("rule", [*WRONG_RULES, *ROUNDING], ids=lambda rule: rule.name)
 def test_a_wrong_rule_has_a_counterexample(rule: Rule) -> None:
     verdict = falsify(rule)
     assert verdict.outcome == "refuted", verdict
 
 
-@pytest.mark.parametrize("rule", WRONG_RULES, ids=lambda rule: rule.name)
+@pytest.mark.parametrize("rule", [*WRONG_RULES, *ROUNDING], ids=lambda rule: rule.name)
 def test_a_wrong_rule_cannot_fire(rule: Rule) -> None:
     with pytest.raises(ArtifactError, match=f"rule {rule.name}: .*no proved theorem"):
         require_theorems((*RULES, rule), read_stamp())
+
+
+@pytest.mark.parametrize("rule", UNROUNDED, ids=lambda rule: rule.name)
+def test_it_is_the_rounding_that_refutes_it(rule: Rule) -> None:
+    """The control: the same rules, where nothing rounds, have no counterexample."""
+    assert falsify(rule).outcome == "equal"
 
 
 def test_a_rounding_point_may_not_move() -> None:
