@@ -36,6 +36,8 @@
  *   D[(r - row0) * n_blocks + b]: the block dots of one token, without the tree (the expert combine of
  *   rule 5 adds experts inside a block first)
  *     k3_rows_blocks_mxfp4
+ *   The same values for tokens picked from X: token t is row at[t] of K elements; D of token t at D + t * ldd
+ *     k3_rows_dot_mxfp4_at (one block), k3_rows_blocks_mxfp4_at
  *   y[j] for j in [col0, col1): rule 3 over i of M[i * ld + j] x[i]
  *     k3_cols_dot_f32, k3_cols_dot_bf16
  *   scalars
@@ -90,6 +92,28 @@ K3_LEAF void k3_cols_dot_bf16(const K3Ctx *c, const uint16_t *M, uint64_t ld, ui
                               uint32_t col1, const float *x, float *y);
 
 /* ---- the same text on every target ---------------------------------------------------------------- */
+
+#ifdef K3_TOKENS_LEAF /* the dialect's leaves decode a row once for all tokens */
+K3_LEAF void k3_rows_dot_mxfp4_at(const K3Ctx *c, const uint8_t *W, const uint8_t *S, uint32_t row0, uint32_t row1,
+                                  uint32_t K, const float *X, const uint32_t *at, uint32_t n_tok, float *Y, uint64_t ldy);
+K3_LEAF void k3_rows_blocks_mxfp4_at(const K3Ctx *c, const uint8_t *W, const uint8_t *S, uint32_t row0, uint32_t row1,
+                                     uint32_t K, uint32_t n_blocks, const float *X, const uint32_t *at, uint32_t n_tok,
+                                     float *D, uint64_t ldd);
+#else
+K3_FN void k3_rows_dot_mxfp4_at(const K3Ctx *c, const uint8_t *W, const uint8_t *S, uint32_t row0, uint32_t row1,
+                                uint32_t K, const float *X, const uint32_t *at, uint32_t n_tok, float *Y, uint64_t ldy) {
+    uint32_t t;
+    for (t = 0; t < n_tok; t++)
+        k3_rows_dot_mxfp4(c, W, S, row0, row1, K, 1u, X + (uint64_t)at[t] * K, K, 1u, Y + t * ldy, ldy);
+}
+K3_FN void k3_rows_blocks_mxfp4_at(const K3Ctx *c, const uint8_t *W, const uint8_t *S, uint32_t row0, uint32_t row1,
+                                   uint32_t K, uint32_t n_blocks, const float *X, const uint32_t *at, uint32_t n_tok,
+                                   float *D, uint64_t ldd) {
+    uint32_t t;
+    for (t = 0; t < n_tok; t++)
+        k3_rows_blocks_mxfp4(c, W, S, row0, row1, K, n_blocks, X + (uint64_t)at[t] * K, D + t * ldd);
+}
+#endif
 
 /* Rule 5's binary tree over 1, 2, 4 or 8 neighbours. Spelled out, so that the order is readable. */
 K3_FN float k3_tree(const float *b, uint32_t n) {

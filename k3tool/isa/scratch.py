@@ -7,6 +7,8 @@ asks for more at run time is a fault.
 
 from collections.abc import Mapping
 
+_SERVED = 16  # tokens that an expert serves at a time
+
 
 def none(p: Mapping[str, int], t: int) -> int:
     """Return 0: no scratch."""
@@ -98,14 +100,20 @@ def moe_up(p: Mapping[str, int], t: int) -> int:
     return 4 * 64 + 64 + _even_odd(p["K"], 1)
 
 
+def moe_glu(p: Mapping[str, int], t: int) -> int:
+    """Return floats for two tiles of rows of the tokens an expert serves, and the leaf's."""
+    return 2 * 64 * min(t, _SERVED) + _union(t) + 64 + _even_odd(p["K"], 1)
+
+
 def moe_down(p: Mapping[str, int], t: int) -> int:
-    """Return floats for tiles of block sums and the leaf's."""
-    return 16 * 64 + 64 + _even_odd(p["K"], p["top_k"])
+    """Return floats for all tokens' block sums, those of an expert's tokens, and the leaf's."""
+    sums = max(64 * 2, 32 * (t + min(t, _SERVED)))  # a token alone takes more rows at a time
+    return p["n_blocks"] * sums + _union(t) + 64 + _even_odd(p["K"], p["top_k"])
 
 
 def glu_topk(p: Mapping[str, int], t: int) -> int:
     """Return floats for the routes, then those of the product."""
-    return _topk(p, t) + moe_up(p, t)
+    return _topk(p, t) + moe_glu(p, t)
 
 
 def down_topk(p: Mapping[str, int], t: int) -> int:
@@ -116,3 +124,8 @@ def down_topk(p: Mapping[str, int], t: int) -> int:
 def _topk(p: Mapping[str, int], t: int) -> int:
     """Floats for a step's routes, then one token's scores."""
     return 2 * t * p["top_k"] + 3 * p["n_experts"] + p["top_k"] + 64
+
+
+def _union(t: int) -> int:
+    """Words to walk the experts of ``t`` tokens (kernels_common/ops/moe_union.h)."""
+    return t + 2 * _SERVED

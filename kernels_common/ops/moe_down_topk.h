@@ -9,32 +9,26 @@
 #include "router_topk.h"
 
 K3_FN void k3_op_moe_down_topk(K3Ctx *c, const K3Inst *inst, uint32_t u0, uint32_t u1) {
-    const uint32_t K = inst->param[K3_MOE_DOWN_TOPK_K], top_k = inst->param[K3_MOE_DOWN_TOPK_TOP_K];
-    const uint32_t *route;
+    const uint32_t n_blocks = inst->param[K3_MOE_DOWN_TOPK_N_BLOCKS];
     float *work;
     K3Router router;
     K3Combine m;
-    uint32_t t, r;
     router.logits = k3_in(c, inst, K3_MOE_DOWN_TOPK_SCORES);
     router.bias = k3_in(c, inst, K3_MOE_DOWN_TOPK_BIAS);
     router.n_experts = inst->param[K3_MOE_DOWN_TOPK_N_EXPERTS];
-    router.top_k = top_k;
+    router.top_k = inst->param[K3_MOE_DOWN_TOPK_TOP_K];
     router.scale = k3_f32_param(inst, K3_MOE_DOWN_TOPK_SCALE);
-    work = k3_route_in_scratch(c, &router, 16u * K3_TILE_ROWS, &route);
+    work = k3_route_in_scratch(c, &router, K3_COMBINE_WORDS(c->step->n_tokens, n_blocks), &m.route);
     if (!work) return;
     m.w2 = k3_experts(c, inst, K3_MOE_DOWN_TOPK_W2);
-    m.K = K;
+    m.x = k3_in(c, inst, K3_MOE_DOWN_TOPK_X);
+    m.y = k3_out(c, inst, K3_MOE_DOWN_TOPK_Y);
+    m.K = inst->param[K3_MOE_DOWN_TOPK_K];
+    m.top_k = router.top_k;
+    m.n_blocks = n_blocks;
+    m.width = inst->width;
     m.x_bf16 = k3_flag(inst, K3_MOE_DOWN_TOPK_X_BF16);
-    m.top_k = top_k;
-    m.n_blocks = inst->param[K3_MOE_DOWN_TOPK_N_BLOCKS];
-    for (t = 0; t < c->step->n_tokens; t++) {
-        m.ids = route + 2u * (uint64_t)top_k * t;
-        m.weight = (const float *)(m.ids + top_k);
-        m.x = k3_in(c, inst, K3_MOE_DOWN_TOPK_X) + (uint64_t)t * top_k * K;
-        for (r = u0; r < u1; r += K3_TILE_ROWS)
-            k3_combine_rows(c, &m, r, k3_min(K3_TILE_ROWS, u1 - r), work,
-                            k3_out(c, inst, K3_MOE_DOWN_TOPK_Y) + (uint64_t)t * inst->width);
-    }
+    k3_combine(c, &m, u0, u1, work);
 }
 
 #endif

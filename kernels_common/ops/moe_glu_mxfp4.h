@@ -1,44 +1,71 @@
 /* y[t][s][r] = situ(rule 3 over w1[expert s][r] with z[t], rule 3 over w3[expert s][r] with z[t]).
  *
- * Layout: moe_up_mxfp4.h. Unit: row of an expert. Reads z, route, w1, w3; writes y. Scratch: 2 K3_TILE_ROWS. */
+ * Layout: moe_up_mxfp4.h. Unit: row of an expert. Expert by expert, as moe_union.h has it. Reads z, route, w1, w3;
+ * writes y. Scratch: K3_GLU_WORDS. */
 #ifndef K3_OP_MOE_GLU_MXFP4_H
 #define K3_OP_MOE_GLU_MXFP4_H
 
-#include "body.h"
+#include "moe_union.h"
 
-/* Rows [u0, u1) of one expert for one token; y at the expert's first row. */
-K3_FN void k3_expert_glu(K3Ctx *c, const K3Expert *w1, const K3Expert *w3, const float *z, uint32_t K, float beta,
-                         float linear, uint32_t u0, uint32_t u1, float *work, float *y, int round) {
-    float *g = work, *u = work + K3_TILE_ROWS;
-    uint32_t r;
+typedef struct K3Glu {
+    const K3Expert *w1, *w3; /* by expert */
+    const float *z;          /* [T][K] */
+    float *y;                /* [T][top_k][rows] */
+    uint32_t K, rows;
+    float beta, linear;
+    int round;
+} K3Glu;
+
+#define K3_GLU_WORDS(n_tok) (2u * (uint64_t)K3_TILE_ROWS * k3_min(n_tok, K3_EXPERT_TOKENS) + K3_UNION_WORDS(n_tok))
+
+/* Rows [u0, u1) of expert e for the n tokens that it serves. work: 2 n K3_TILE_ROWS. */
+K3_FN void k3_expert_glu(K3Ctx *c, const K3Glu *m, const K3Union *served, uint32_t e, uint32_t n, uint32_t u0, uint32_t u1,
+                         float *work) {
+    float *g = work, *u = work + n * K3_TILE_ROWS;
+    uint32_t r, i;
     for (r = u0; r < u1; r += K3_TILE_ROWS) {
-        const uint32_t n = k3_min(K3_TILE_ROWS, u1 - r);
-        const uint64_t packed = (uint64_t)r * (K / 2u), scale = (uint64_t)r * (K / K3_MX_GROUP);
-        float *out = y + r;
-        k3_linear_mxfp4(c, w1->packed + packed, w1->scale + scale, 0u, n, K, z, g, K3_TILE_ROWS, round);
-        k3_linear_mxfp4(c, w3->packed + packed, w3->scale + scale, 0u, n, K, z, u, K3_TILE_ROWS, round);
+        const uint32_t rows = k3_min(K3_TILE_ROWS, u1 - r);
+        const uint64_t packed = (uint64_t)r * (m->K / 2u), scale = (uint64_t)r * (m->K / K3_MX_GROUP);
+        k3_linear_mxfp4_at(c, m->w1[e].packed + packed, m->w1[e].scale + scale, 0u, rows, m->K, m->z, served->tokens, n, g,
+                           K3_TILE_ROWS, m->round);
+        k3_linear_mxfp4_at(c, m->w3[e].packed + packed, m->w3[e].scale + scale, 0u, rows, m->K, m->z, served->tokens, n, u,
+                           K3_TILE_ROWS, m->round);
         K3_SYNC(c);
-        K3_FOR(j, 0, n) { out[j] = k3_rnd(k3_situ(k3_rnd(g[j], round), k3_rnd(u[j], round), beta, linear), round); }
+        for (i = 0; i < n; i++) {
+            float *out = m->y + (uint64_t)served->at[i] * m->rows + r;
+            const float *gi = g + i * K3_TILE_ROWS, *ui = u + i * K3_TILE_ROWS;
+            K3_FOR(j, 0, rows) {
+                out[j] = k3_rnd(k3_situ(k3_rnd(gi[j], m->round), k3_rnd(ui[j], m->round), m->beta, m->linear), m->round);
+            }
+        }
         K3_SYNC(c); /* the next tile overwrites g and u */
     }
 }
 
+/* Every expert of a step's routes. work: K3_GLU_WORDS. */
+K3_FN void k3_experts_glu(K3Ctx *c, const K3Glu *m, const uint32_t *ids, uint32_t top_k, uint32_t u0, uint32_t u1,
+                          float *work) {
+    K3Union u;
+    uint32_t e, n;
+    k3_union_begin(c, &u, ids, top_k, work);
+    k3_union_rewind(c, &u);
+    while ((n = k3_union_next(c, &u, &e)) != 0u) k3_expert_glu(c, m, &u, e, n, u0, u1, work + K3_UNION_WORDS(u.n_tok));
+}
+
 K3_FN void k3_op_moe_glu_mxfp4(K3Ctx *c, const K3Inst *inst, uint32_t u0, uint32_t u1) {
-    const uint32_t K = inst->param[K3_MOE_GLU_MXFP4_K], top_k = inst->param[K3_MOE_GLU_MXFP4_TOP_K];
-    const K3Expert *w1 = k3_experts(c, inst, K3_MOE_GLU_MXFP4_W1);
-    const K3Expert *w3 = k3_experts(c, inst, K3_MOE_GLU_MXFP4_W3);
-    float *work = k3_scratch(c, 2u * K3_TILE_ROWS);
-    uint32_t t, s;
+    float *work = k3_scratch(c, K3_GLU_WORDS(c->step->n_tokens));
+    K3Glu m;
     if (!work) return;
-    for (t = 0; t < c->step->n_tokens; t++) {
-        const uint32_t *ids = k3_words(c, inst, K3_MOE_GLU_MXFP4_ROUTE) + 2u * (uint64_t)top_k * t;
-        const float *z = k3_in(c, inst, K3_MOE_GLU_MXFP4_Z) + (uint64_t)t * K;
-        float *y = k3_out(c, inst, K3_MOE_GLU_MXFP4_Y) + (uint64_t)t * inst->width;
-        for (s = 0; s < top_k; s++)
-            k3_expert_glu(c, w1 + ids[s], w3 + ids[s], z, K, k3_f32_param(inst, K3_MOE_GLU_MXFP4_BETA),
-                          k3_f32_param(inst, K3_MOE_GLU_MXFP4_LINEAR_BETA), u0, u1, work,
-                          y + (uint64_t)s * inst->n_units, k3_flag(inst, K3_MOE_GLU_MXFP4_ROUND));
-    }
+    m.w1 = k3_experts(c, inst, K3_MOE_GLU_MXFP4_W1);
+    m.w3 = k3_experts(c, inst, K3_MOE_GLU_MXFP4_W3);
+    m.z = k3_in(c, inst, K3_MOE_GLU_MXFP4_Z);
+    m.y = k3_out(c, inst, K3_MOE_GLU_MXFP4_Y);
+    m.K = inst->param[K3_MOE_GLU_MXFP4_K];
+    m.rows = inst->n_units;
+    m.beta = k3_f32_param(inst, K3_MOE_GLU_MXFP4_BETA);
+    m.linear = k3_f32_param(inst, K3_MOE_GLU_MXFP4_LINEAR_BETA);
+    m.round = k3_flag(inst, K3_MOE_GLU_MXFP4_ROUND);
+    k3_experts_glu(c, &m, k3_words(c, inst, K3_MOE_GLU_MXFP4_ROUTE), inst->param[K3_MOE_GLU_MXFP4_TOP_K], u0, u1, work);
 }
 
 #endif

@@ -10,28 +10,27 @@
 #include "router_topk.h"
 
 K3_FN void k3_op_moe_glu_topk(K3Ctx *c, const K3Inst *inst, uint32_t u0, uint32_t u1) {
-    const uint32_t K = inst->param[K3_MOE_GLU_TOPK_K], top_k = inst->param[K3_MOE_GLU_TOPK_TOP_K];
-    const K3Expert *w1 = k3_experts(c, inst, K3_MOE_GLU_TOPK_W1), *w3 = k3_experts(c, inst, K3_MOE_GLU_TOPK_W3);
     const uint32_t *route;
     float *work;
-    K3Router m;
-    uint32_t t, s;
-    m.logits = k3_in(c, inst, K3_MOE_GLU_TOPK_SCORES);
-    m.bias = k3_in(c, inst, K3_MOE_GLU_TOPK_BIAS);
-    m.n_experts = inst->param[K3_MOE_GLU_TOPK_N_EXPERTS];
-    m.top_k = top_k;
-    m.scale = 1.0f;
-    work = k3_route_in_scratch(c, &m, 2u * K3_TILE_ROWS, &route);
+    K3Router router;
+    K3Glu m;
+    router.logits = k3_in(c, inst, K3_MOE_GLU_TOPK_SCORES);
+    router.bias = k3_in(c, inst, K3_MOE_GLU_TOPK_BIAS);
+    router.n_experts = inst->param[K3_MOE_GLU_TOPK_N_EXPERTS];
+    router.top_k = inst->param[K3_MOE_GLU_TOPK_TOP_K];
+    router.scale = 1.0f;
+    work = k3_route_in_scratch(c, &router, K3_GLU_WORDS(c->step->n_tokens), &route);
     if (!work) return;
-    for (t = 0; t < c->step->n_tokens; t++) {
-        const uint32_t *ids = route + 2u * (uint64_t)top_k * t;
-        const float *z = k3_in(c, inst, K3_MOE_GLU_TOPK_Z) + (uint64_t)t * K;
-        float *y = k3_out(c, inst, K3_MOE_GLU_TOPK_Y) + (uint64_t)t * inst->width;
-        for (s = 0; s < top_k; s++)
-            k3_expert_glu(c, w1 + ids[s], w3 + ids[s], z, K, k3_f32_param(inst, K3_MOE_GLU_TOPK_BETA),
-                          k3_f32_param(inst, K3_MOE_GLU_TOPK_LINEAR_BETA), u0, u1, work,
-                          y + (uint64_t)s * inst->n_units, k3_flag(inst, K3_MOE_GLU_TOPK_ROUND));
-    }
+    m.w1 = k3_experts(c, inst, K3_MOE_GLU_TOPK_W1);
+    m.w3 = k3_experts(c, inst, K3_MOE_GLU_TOPK_W3);
+    m.z = k3_in(c, inst, K3_MOE_GLU_TOPK_Z);
+    m.y = k3_out(c, inst, K3_MOE_GLU_TOPK_Y);
+    m.K = inst->param[K3_MOE_GLU_TOPK_K];
+    m.rows = inst->n_units;
+    m.beta = k3_f32_param(inst, K3_MOE_GLU_TOPK_BETA);
+    m.linear = k3_f32_param(inst, K3_MOE_GLU_TOPK_LINEAR_BETA);
+    m.round = k3_flag(inst, K3_MOE_GLU_TOPK_ROUND);
+    k3_experts_glu(c, &m, route, router.top_k, u0, u1, work);
 }
 
 #endif

@@ -10,6 +10,8 @@
 
 #include "tiles.h"
 
+#include "tiles_tokens.h"
+
 #include "tiles_columns.h"
 #include "tiles_mxfp4.h"
 #elif defined(K3_LEAVES_AVX512) || defined(K3_LEAVES_AVX512_BF16)
@@ -20,6 +22,8 @@
 #endif
 
 #include "tiles.h"
+
+#include "tiles_tokens.h"
 
 #include "tiles_columns.h"
 #include "tiles_mxfp4.h"

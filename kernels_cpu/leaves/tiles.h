@@ -5,14 +5,12 @@
  * What shapes the loops:
  *   - Decode (one token): K3V_ROWS rows side by side share each split of x; four rows' lanes are then reduced
  *     by one transposed tree, which costs little more than reducing one.
- *   - Prefill: 16 (8) lanes are an independent partial dot, so a pass over one vector position holds
- *     K3V_ROWS x K3V_TOKS accumulators; passes alternate over segments short enough to stay in L1.
+ *   - Prefill: tiles_tokens.h.
  *   - The last, partial chunk of a row is copied and padded with w = -0, x = +0, which changes nothing. */
 #ifndef K3_LEAVES_TILES_H
 #define K3_LEAVES_TILES_H
 
 #define K3V_STEP (2 * K3V_LANES) /* elements a vector step covers */
-#define K3V_SEGMENT 1024u /* elements a prefill pass walks before the next vector position takes over */
 
 enum { K3V_BF16 = 0, K3V_F32 = 1 };
 
@@ -189,103 +187,20 @@ K3V_INLINE void k3v_rows4(int type, const uint8_t *W, uint64_t ldw, uint32_t r0,
     k3v_store_n(y, k3v_tree4(d, n_blocks), n);
 }
 
-/* ---- several tokens -------------------------------------------------------------------------------- */
+/* ---- one or several tokens ------------------------------------------------------------------------- */
 
-/* One vector position v of R rows x T tokens over the chunks of [i0, i1), accumulators kept in memory
- * between segments. */
-K3V_INLINE void k3v_pass(int type, int R, int T, int v, const uint8_t *const *w, const float *x, uint64_t ldx,
-                         uint32_t i0, uint32_t i1, float (*part)[K3V_TOKS][K3_LANES]) {
-    k3v_f acc[4][K3V_TOKS];
-    K3V_UNROLL
-    for (int r = 0; r < R; r++)
-        K3V_UNROLL
-        for (int t = 0; t < T; t++) acc[r][t] = k3v_load(&part[r][t][v * K3V_LANES]);
-    for (uint32_t i = i0; i < i1; i += K3_CHUNK) {
-        const uint32_t at = i + (uint32_t)v * K3V_STEP;
-        k3v_pair wv[4];
-        K3V_UNROLL
-        for (int r = 0; r < R; r++) wv[r] = k3v_split(type, w[r] + (uint64_t)at * k3v_bytes(type));
-        K3V_UNROLL
-        for (int t = 0; t < T; t++) {
-            const k3v_pair xv = k3v_split_f32(x + (uint64_t)t * ldx + at);
-            K3V_UNROLL
-            for (int r = 0; r < R; r++) acc[r][t] = k3v_pair_fma(wv[r], xv, acc[r][t]);
-        }
-    }
-    K3V_UNROLL
-    for (int r = 0; r < R; r++)
-        K3V_UNROLL
-        for (int t = 0; t < T; t++) k3v_store(&part[r][t][v * K3V_LANES], acc[r][t]);
-}
-
-#define K3V_TILE_ROWS 4
-
-/* Four rows x K3V_TOKS tokens over one block: out[t] = the four rows' rule-3 sums. */
-K3V_INLINE void k3v_block_tokens(int type, const uint8_t *const *w, const float *x, uint64_t ldx, uint32_t K,
-                                 __m128 *out) {
-    _Alignas(64) float part[K3V_TILE_ROWS][K3V_TOKS][K3_LANES];
-    const uint32_t whole = K / K3_CHUNK * K3_CHUNK;
-    __builtin_memset(part, 0, sizeof part);
-    for (uint32_t i = 0; i < whole; i += K3V_SEGMENT) {
-        const uint32_t end = whole - i < K3V_SEGMENT ? whole : i + K3V_SEGMENT;
-        K3V_UNROLL
-        for (int v = 0; v < K3V_PER_ROW; v++)
-            K3V_UNROLL
-            for (int r = 0; r < K3V_TILE_ROWS; r += K3V_PASS_ROWS)
-                k3v_pass(type, K3V_PASS_ROWS, K3V_TOKS, v, w + r, x, ldx, i, end, part + r);
-    }
-    for (int t = 0; t < K3V_TOKS; t++) {
-        k3v_f quads[K3V_TILE_ROWS];
-        k3v_tail tail;
-        if (whole < K) k3v_pad_x(&tail, x + (uint64_t)t * ldx + whole, K - whole);
-        for (int r = 0; r < K3V_TILE_ROWS; r++) {
-            k3v_f acc[K3V_PER_ROW];
-            K3V_UNROLL
-            for (int v = 0; v < K3V_PER_ROW; v++) acc[v] = k3v_load(&part[r][t][v * K3V_LANES]);
-            if (whole < K) {
-                k3v_pad_weights(type, &tail, w[r] + (uint64_t)whole * k3v_bytes(type), K - whole);
-                k3v_finish_tail(type, acc, &tail);
-            }
-            quads[r] = k3v_quads(acc);
-        }
-        out[t] = k3v_fold4(quads[0], quads[1], quads[2], quads[3]);
-    }
-}
-
-static __attribute__((noinline)) void k3v_block_tokens_bf16(const uint8_t *const *w, const float *x, uint64_t ldx,
-                                                            uint32_t K, __m128 *out) {
-    k3v_block_tokens(K3V_BF16, w, x, ldx, K, out);
-}
-static __attribute__((noinline)) void k3v_block_tokens_f32(const uint8_t *const *w, const float *x, uint64_t ldx,
-                                                           uint32_t K, __m128 *out) {
-    k3v_block_tokens(K3V_F32, w, x, ldx, K, out);
-}
-
-/* Four whole rows x K3V_TOKS tokens, all blocks. */
-K3V_INLINE void k3v_rows4_tokens(int type, const uint8_t *W, uint64_t ldw, uint32_t r0, uint32_t K,
-                                 uint32_t n_blocks, const float *x, uint64_t ldx, float *y, uint64_t ldy) {
-    const uint32_t B = K / n_blocks;
-    __m128 d[K3V_TOKS][8], block[K3V_TOKS];
-    for (uint32_t b = 0; b < n_blocks; b++) {
-        const uint8_t *w[4];
-        for (uint32_t r = 0; r < 4u; r++)
-            w[r] = W + ((uint64_t)(r0 + r) * ldw + (uint64_t)b * B) * k3v_bytes(type);
-        (type == K3V_BF16 ? k3v_block_tokens_bf16 : k3v_block_tokens_f32)(w, x + (uint64_t)b * B, ldx, B, block);
-        for (int t = 0; t < K3V_TOKS; t++) d[t][b] = block[t];
-    }
-    for (int t = 0; t < K3V_TOKS; t++) _mm_storeu_ps(y + (uint64_t)t * ldy, k3v_tree4(d[t], n_blocks));
-}
+static __attribute__((noinline)) void k3v_rows_tokens(int type, const uint8_t *W, uint64_t ldw, uint32_t row0, uint32_t row1,
+                                                      uint32_t K, uint32_t n_blocks, const float *X, uint64_t ldx,
+                                                      uint32_t n_tok, float *Y, uint64_t ldy);
 
 K3V_INLINE void k3v_rows(int type, const uint8_t *W, uint64_t ldw, uint32_t row0, uint32_t row1, uint32_t K,
                          uint32_t n_blocks, const float *X, uint64_t ldx, uint32_t n_tok, float *Y, uint64_t ldy) {
-    for (uint32_t r = row0; r < row1; r += 4u) {
-        const uint32_t n = row1 - r < 4u ? row1 - r : 4u;
-        uint32_t t = 0;
-        if (n == 4u)
-            for (; t + K3V_TOKS <= n_tok; t += K3V_TOKS)
-                k3v_rows4_tokens(type, W, ldw, r, K, n_blocks, X + t * ldx, ldx, Y + t * ldy + r, ldy);
-        for (; t < n_tok; t++) k3v_rows4(type, W, ldw, r, n, K, n_blocks, X + t * ldx, Y + t * ldy + r);
+    if (n_tok != 1u) {
+        k3v_rows_tokens(type, W, ldw, row0, row1, K, n_blocks, X, ldx, n_tok, Y, ldy);
+        return;
     }
+    for (uint32_t r = row0; r < row1; r += 4u)
+        k3v_rows4(type, W, ldw, r, row1 - r < 4u ? row1 - r : 4u, K, n_blocks, X, Y + r);
 }
 
 K3_LEAF void k3_rows_dot_bf16(const K3Ctx *c, const uint16_t *W, uint64_t ldw, uint32_t row0, uint32_t row1,

@@ -2,7 +2,7 @@
  *
  * Two ways, same bits. One token: decode in registers, by a row of a table of scaled values per group, against x that
  * was split into the decoder's order once a call. Otherwise (several tokens, or blocks that begin inside a group):
- * decode four rows to bf16 once and run the bf16 tiles. A product of E2M1 and a power of two has two significant
+ * decode a block of rows to bf16 once and run the bf16 tiles. A product of E2M1 and a power of two has two significant
  * bits, so bf16 holds it exactly, and one that underflows is a zero of the right sign either way.
  *
  * Four rows lie side by side in memory and are walked together, so the bytes that come next are those of the next
@@ -222,12 +222,66 @@ K3V_INLINE void k3v_mx_decode(const k3v_mx *m, uint32_t r, uint16_t *out) {
     }
 }
 
-static __attribute__((unused, noinline)) void k3v_mx_decoded(const k3v_mx *m, uint32_t r0, uint32_t n,
-                                                            const float *X, uint64_t ldx, uint32_t n_tok, float *Y,
-                                                            uint64_t ldy) {
-    _Alignas(64) uint16_t rows[4 * K3V_MX_DECODED + K3_CHUNK];
-    for (uint32_t r = 0; r < n; r++) k3v_mx_decode(m, r0 + r, rows + (uint64_t)r * m->K);
-    k3v_rows(K3V_BF16, (const uint8_t *)rows, m->K, 0, n, m->K, m->n_blocks, X, ldx, n_tok, Y, ldy);
+/* A row is decoded once for all tokens, and x is split once for as many rows as lie here. */
+typedef struct {
+    _Alignas(64) uint16_t rows[K3V_BLOCK_ELEMENTS + K3_CHUNK];
+    k3v_tokens tokens;
+} k3v_mx_work;
+
+/* Decode rows from r on. Returns how many. */
+K3V_INLINE uint32_t k3v_mx_block(const k3v_mx *m, uint32_t r, uint32_t row1, uint16_t *rows) {
+    const uint32_t most = k3v_block_rows(m->K), n = row1 - r < most ? row1 - r : most;
+    for (uint32_t k = 0; k < n; k++) k3v_mx_decode(m, r + k, rows + (uint64_t)k * m->K);
+    return n;
+}
+
+/* Up to K3V_TOKS tokens from t on: x[k] is row at[t + k] of X, or row t + k. Returns their number. */
+K3V_INLINE int k3v_picked(const float *X, uint64_t ldx, const uint32_t *at, uint32_t t, uint32_t n_tok, const float **x) {
+    const int T = n_tok - t < K3V_TOKS ? (int)(n_tok - t) : K3V_TOKS;
+    for (int k = 0; k < T; k++) x[k] = X + (at != NULL ? at[t + (uint32_t)k] : t + (uint32_t)k) * ldx;
+    return T;
+}
+
+static __attribute__((noinline)) void k3v_mx_tokens_dot(const k3v_mx *m, uint32_t row0, uint32_t row1, const float *X,
+                                                        uint64_t ldx, const uint32_t *at, uint32_t n_tok, float *Y,
+                                                        uint64_t ldy) {
+    k3v_mx_work s;
+    for (uint32_t r = row0, n; r < row1; r += n) {
+        n = k3v_mx_block(m, r, row1, s.rows);
+        for (uint32_t t = 0; t < n_tok; t += K3V_TOKS) {
+            const float *x[K3V_TOKS];
+            const int T = k3v_picked(X, ldx, at, t, n_tok, x);
+            k3v_rows_few(K3V_BF16, (const uint8_t *)s.rows, m->K, n, m->K, m->n_blocks, x, T, Y + t * ldy + r, ldy, &s.tokens);
+        }
+    }
+}
+
+/* Row i of T tokens' block sums lies together in D. */
+K3V_INLINE void k3v_mx_store_blocks(const k3v_tokens *s, int T, uint32_t n_rows, uint32_t nb, float *D, uint64_t ldd) {
+    for (int k = 0; k < T; k++)
+        for (uint32_t i = 0; i < n_rows; i += 4u)
+            for (uint32_t b = 0; b < nb; b += 4u) {
+                const uint32_t rows = n_rows - i < 4u ? n_rows - i : 4u, here = nb - b < 4u ? nb - b : 4u;
+                __m128 d[4];
+                for (uint32_t j = 0; j < 4u; j++) d[j] = _mm_loadu_ps(&s->d[j < here ? b + j : b][k][i]);
+                _MM_TRANSPOSE4_PS(d[0], d[1], d[2], d[3]);
+                for (uint32_t j = 0; j < rows; j++) k3v_store_n(D + (uint64_t)k * ldd + (uint64_t)(i + j) * nb + b, d[j], here);
+            }
+}
+
+/* n_tok not 1 more than a multiple of K3V_TOKS. */
+static __attribute__((noinline)) void k3v_mx_tokens_blocks(const k3v_mx *m, uint32_t row0, uint32_t row1, const float *X,
+                                                           const uint32_t *at, uint32_t n_tok, float *D, uint64_t ldd) {
+    k3v_mx_work s;
+    for (uint32_t r = row0, n; r < row1; r += n) {
+        n = k3v_mx_block(m, r, row1, s.rows);
+        for (uint32_t t = 0; t < n_tok; t += K3V_TOKS) {
+            const float *x[K3V_TOKS];
+            const int T = k3v_picked(X, m->K, at, t, n_tok, x);
+            k3v_rows_sums(K3V_BF16, T, (const uint8_t *)s.rows, m->K, n, m->K, m->n_blocks, x, &s.tokens);
+            k3v_mx_store_blocks(&s.tokens, T, n, m->n_blocks, D + t * ldd + (uint64_t)(r - row0) * m->n_blocks, ldd);
+        }
+    }
 }
 
 /* ---- leaves ---------------------------------------------------------------------------------------- */
@@ -236,14 +290,37 @@ K3_LEAF void k3_rows_dot_mxfp4(const K3Ctx *c, const uint8_t *W, const uint8_t *
                                uint32_t row1, uint32_t K, uint32_t n_blocks, const float *X, uint64_t ldx,
                                uint32_t n_tok, float *Y, uint64_t ldy) {
     const k3v_mx m = {W, S, K, n_blocks, K / n_blocks};
-    uint32_t r, t;
+    uint32_t t;
     (void)c;
     if (K <= K3V_MX_DECODED && (n_tok > 1u || m.B % K3_MX_GROUP != 0u)) {
-        for (r = row0; r < row1; r += 4u)
-            k3v_mx_decoded(&m, r, row1 - r < 4u ? row1 - r : 4u, X, ldx, n_tok, Y + r, ldy);
+        k3v_mx_tokens_dot(&m, row0, row1, X, ldx, NULL, n_tok, Y, ldy);
         return;
     }
     for (t = 0; t < n_tok; t++) k3v_mx_rows_dot(K3V_X_F32, &m, row0, row1, X + t * ldx, Y + t * ldy);
+}
+
+K3_LEAF void k3_rows_dot_mxfp4_at(const K3Ctx *c, const uint8_t *W, const uint8_t *S, uint32_t row0, uint32_t row1,
+                                  uint32_t K, const float *X, const uint32_t *at, uint32_t n_tok, float *Y, uint64_t ldy) {
+    const k3v_mx m = {W, S, K, 1u, K};
+    (void)c;
+    if (n_tok > 1u && K <= K3V_MX_DECODED) {
+        k3v_mx_tokens_dot(&m, row0, row1, X, K, at, n_tok, Y, ldy);
+        return;
+    }
+    for (uint32_t t = 0; t < n_tok; t++)
+        k3v_mx_rows_dot(K3V_X_F32, &m, row0, row1, X + (uint64_t)at[t] * K, Y + t * ldy);
+}
+
+K3_LEAF void k3_rows_blocks_mxfp4_at(const K3Ctx *c, const uint8_t *W, const uint8_t *S, uint32_t row0, uint32_t row1,
+                                     uint32_t K, uint32_t n_blocks, const float *X, const uint32_t *at, uint32_t n_tok,
+                                     float *D, uint64_t ldd) {
+    const k3v_mx m = {W, S, K, n_blocks, K / n_blocks};
+    /* A token that would be alone is quicker undecoded. */
+    const uint32_t whole = K > K3V_MX_DECODED ? 0u : n_tok % K3V_TOKS == 1u ? n_tok - 1u : n_tok;
+    (void)c;
+    if (whole > 0u) k3v_mx_tokens_blocks(&m, row0, row1, X, at, whole, D, ldd);
+    for (uint32_t t = whole; t < n_tok; t++)
+        k3v_mx_rows_blocks(K3V_X_F32, &m, row0, row1, X + (uint64_t)at[t] * K, D + t * ldd);
 }
 
 K3_LEAF void k3_rows_blocks_mxfp4(const K3Ctx *c, const uint8_t *W, const uint8_t *S, uint32_t row0,

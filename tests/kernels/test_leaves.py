@@ -215,6 +215,32 @@ def test_mxfp4_equals_scalar(scalar, vector, kind):
         )
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_many_rows_and_tokens_equal_scalar(scalar, vector, kind):
+    """More rows than a block of them holds, more elements than a segment of x."""
+    rng = np.random.default_rng(KINDS.index(kind))
+    for type_, make, K, n_blocks in [("bf16", bf16_words, 4352, 1), ("f32", f32_bits, 4100, 2),
+                                     ("bf16", bf16_words, 256, 8)]:  # fmt: skip
+        W, X = make(rng, kind, (70, K)), f32_bits(rng, kind, (7, K))
+        want = scalar.rows(type_, W, X, n_blocks)
+        assert_bits(vector.rows(type_, W, X, n_blocks, rows=(1, 70), ldy=71), want[:, 1:])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_picked_tokens_equal_one_by_one(scalar, vector, kind):
+    rng = np.random.default_rng(KINDS.index(kind))
+    for K, n_blocks in [(32, 2), (96, 8), (1024, 8), (3584, 1), (3072, 8), (4128, 1)]:
+        P, S = mxfp4_bytes(rng, kind, 71 if K < 2000 else 13, K)
+        X, rows = f32_bits(rng, kind, (9, K)), (2, len(P))
+        for at in ([4], [8, 0], [1, 7, 3], [5, 0, 8, 2], [5, 0, 8, 2, 7], [0, 1, 2, 3, 8, 7, 6]):
+            Y, D = vector.picked(P, S, X, at, n_blocks, rows)
+            one = [scalar.picked(P, S, X, [t], n_blocks, rows) for t in at]
+            assert_bits(Y, np.concatenate([y for y, _ in one]))
+            assert_bits(D, np.concatenate([d for _, d in one]))
+        assert_bits(scalar.picked(P, S, X, [3], n_blocks, rows)[1][0],
+                    scalar.blocks(P, S, X[3], n_blocks, rows))  # fmt: skip
+
+
 @pytest.mark.parametrize("s", [0, 1, *range(2, 253, 25), 252])
 def test_mxfp4_scale_bytes(scalar, vector, s):
     """Every code under one scale byte; x of both signs and accumulators that reach -0."""

@@ -117,10 +117,11 @@ def test_slots_and_head(simt_bodies):
 
 # Ops in which lanes hand values to each other. Not KDA_STEP: a lane keeps its column to the end
 # here, and the barriers around its leaf calls are for leaves that divide columns otherwise. Nor the
-# ops that choose experts: half a route names experts that are not there.
+# ops that choose experts or walk those chosen: half a route, or half a list of tokens, names what is
+# not there.
 HANDS_OVER = [
     Op.GLU_BF16, Op.NORM_GEMV_BF16, Op.ATTN_RES, Op.ATTN_RES_NORM, Op.KDA_CORE, Op.MLA_ATTEND,
-    Op.MLA_UV_GATE, Op.ROUTER_TOPK, Op.MOE_GLU_MXFP4, Op.MOE_DOWN_MXFP4, Op.ATTN_PART,
+    Op.MLA_UV_GATE, Op.ROUTER_TOPK, Op.ATTN_PART,
     Op.MIX_LINEARS_6, Op.SITU_GEMV_BLOCKS, Op.KDA_HEADS, Op.MLA_HEADS,
 ]  # fmt: skip
 
