@@ -70,7 +70,11 @@ class Probe:
         self._child = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         )
-        said = self._line().split()
+        try:
+            said = self._line().split()
+        except TargetError:
+            self.close()
+            raise
         self.huge_share = int(said[3]) / int(said[2])
         self.auto = said[4]
 

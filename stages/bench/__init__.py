@@ -6,7 +6,7 @@ One file a subcommand. To add one: a file with `command` (click) and `run(option
 
 import click
 
-from stages.bench import chain, decode, inspect_checkpoint, shard, simulate
+from stages.bench import chain, decode, gemv, inspect_checkpoint, shard, simulate
 
 SUBCOMMANDS = (
     chain.command,
@@ -14,6 +14,7 @@ SUBCOMMANDS = (
     inspect_checkpoint.command,
     shard.command,
     decode.command,
+    gemv.command,
 )
 
 
@@ -26,6 +27,7 @@ def command() -> None:
       k3tool bench chain plan.h5
       k3tool bench simulate isa.h5 --seeds 8
       k3tool bench decode CKPT
+      k3tool bench gemv
       k3tool bench inspect --values
       k3tool bench shard --folder /mnt/nvme
     """

@@ -1,0 +1,64 @@
+"""`k3tool bench gemv`: products of weights and one token against the memory's read bandwidth."""
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import click
+
+from k3tool.runtime.interpreter import LEAVES
+from stages import options as common
+from stages.bench import shared
+
+if TYPE_CHECKING:
+    from k3tool.bench.frame import BenchReport
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """Which leaves and modes; `threads` None is one a CPU that this process may use."""
+
+    leaves: str = "auto"
+    modes: tuple[str, ...] = ("f32", "bf16")
+    threads: int | None = None
+    repeats: int = 7
+
+
+def run(options: Options) -> "BenchReport":
+    """Measure. Raises: TargetError for leaves this CPU lacks; UnsoundError for wrong bits."""
+    from k3tool.bench.gemv import bench_gemv
+
+    return bench_gemv(
+        options.leaves, options.modes, threads=options.threads, repeats=options.repeats
+    )
+
+
+@click.command("gemv")
+@click.option("--leaves", type=click.Choice(LEAVES), default="auto", show_default=True,
+              help="Leaf set; auto is the quickest here, AVX2 and the peers.")  # fmt: skip
+@click.option("--numerics", "modes", type=click.Choice(["f32", "bf16"]), multiple=True,
+              default=("f32", "bf16"), show_default=True,
+              help="Activations; may be repeated.")  # fmt: skip
+@click.option("--threads", type=click.IntRange(1, 1024), metavar="N",
+              help="Default: one a CPU this process may use.")  # fmt: skip
+@shared.repeats_option()
+@shared.strict_option()
+@common.as_json()
+def command(
+    leaves: str,
+    modes: tuple[str, ...],
+    threads: int | None,
+    repeats: int,
+    strict: bool,
+    as_json: bool,
+) -> None:
+    """Measure the matrix kernels as a share of the memory's read bandwidth.
+
+    Four shapes of Kimi K3's weights, at least 1 GiB of memory in huge pages, all threads, each
+    kernel interleaved with plain reading. Its first rows are compared with the scalar leaves.
+
+    \b
+    Example:
+      k3tool bench gemv
+      k3tool bench gemv --leaves avx2 --numerics f32 --json
+    """
+    shared.show(run(Options(leaves, modes, threads, repeats)), strict=strict, as_json=as_json)
