@@ -8,8 +8,11 @@ in the cache by its files' names, sizes and times.
 
 import hashlib
 import os
+import sys
 from collections.abc import Callable
 from pathlib import Path
+
+from tqdm import tqdm
 
 from k3tool.artifact import canonical_json
 from k3tool.atomic import atomic_path
@@ -30,8 +33,12 @@ def require_finite(folder: Checkpoint, cache: Path, say: Say) -> None:
     say(f"looking for NaN and Inf: {folder.path}")
     jobs = min(_MOST_THREADS, len(os.sched_getaffinity(0)))
     read = (target for target in Targets(folder) if target.kind in (BF16, F32))
-    used = (target for target in read if target.place[1] != "vision")
-    values = ValueScan(folder, used, jobs=jobs).run()
+    used = [target for target in read if target.place[1] != "vision"]
+    with tqdm(
+        total=sum(target.info.n_bytes for target in used), unit="B", unit_scale=True, leave=False,
+        disable=not sys.stderr.isatty(),
+    ) as bar:  # fmt: skip
+        values = ValueScan(folder, used, jobs=jobs).run(lambda done: bar.update(done - bar.n))
     wrong = [finding for finding in values.findings if finding.kind == "non-finite"]
     error = first_error(folder.path, wrong, "inspect --values")
     if error is not None:
