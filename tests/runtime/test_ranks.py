@@ -13,6 +13,7 @@ from k3tool.errors import ArtifactError, UnsoundError
 from k3tool.isa.table import PAGE_TOKENS
 from k3tool.runtime import records
 from k3tool.runtime.fault_words import fault_error
+from k3tool.runtime.interpreter import load
 from k3tool.runtime.ranks import FaultError, RankGroup
 from tests.runtime import toy
 
@@ -70,11 +71,18 @@ def test_a_stopped_rank_is_named_not_those_that_wait_for_it(tmp_path: Path, tp: 
 def test_a_rank_stopped_before_it_is_ready_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """One of the two, whichever starts first, stops itself before it is an interpreter."""
     monkeypatch.setattr("k3tool.runtime.ranks.STARTUP_SECONDS", 0.1)
-    with long_run(tmp_path, 2, deadline_seconds=0.5) as group:
-        os.kill(group.pids[0], signal.SIGSTOP)
-        with pytest.raises(UnsoundError, match=r"^rank 0: got stopped by a signal"):
-            group.wait_ready()
+    script = tmp_path / "stops-once.sh"
+    script.write_text(
+        f'#!/bin/sh\nmkdir "$0.once" 2>/dev/null && kill -STOP $$\nexec "{load().path}" "$@"\n'
+    )
+    script.chmod(0o755)
+    with (
+        long_run(tmp_path, 2, deadline_seconds=0.5, interpreter=script) as group,
+        pytest.raises(UnsoundError, match=r"^rank [01]: got stopped by a signal"),
+    ):
+        group.wait_ready()
 
 
 def test_an_interrupt_leaves_nothing(tmp_path: Path) -> None:
