@@ -19,7 +19,7 @@ from k3tool.compiler.semantics.algebra import Algebra, Number, Vec
 from k3tool.compiler.statements import Sizes, sizes
 from k3tool.isa.table import SPECS
 from k3tool.model.expressions import evaluate, letters_of
-from k3tool.model.operators import input_operands
+from k3tool.model.operators import attr_names, input_operands
 
 TOKENS, RANKS, EXPERTS, POSITIONS = 2, 2, 4, 3
 TIMEOUT_MS = 5000
@@ -39,12 +39,22 @@ def falsify(rule: Rule) -> Verdict:
     unequal = len(set(fits.positive)) > 1
     solved = [_solve_sizes(fits, distinct) for distinct in ((False, True) if unequal else (False,))]
     verdict = Verdict("undecided", "no sizes fit")
+    names = [name for name in ("head",) if name in fits.sorts] + _flags(rule)
     for numbers in (numbers for numbers in solved if numbers is not None):
-        for head in (0, 1) if "head" in fits.sorts else (0,):
-            verdict = _falsify_at(rule, numbers | {"head": head})
+        for chosen in itertools.product((0, 1), repeat=len(names)):
+            verdict = _falsify_at(rule, numbers | dict(zip(names, chosen, strict=True)))
             if verdict.outcome != "equal":
                 return verdict
     return verdict
+
+
+def _flags(rule: Rule) -> list[str]:
+    """Return the variables of a rule that are flags: where its values round, each way tried."""
+    found = []
+    for term in (t for e in rule.equations for side in e for t in side.subterms()):
+        pairs = zip(attr_names(term.op), term.attrs, strict=True)
+        found += [v for name, v in pairs if name in SPECS[term.op].flags and isinstance(v, str)]
+    return list(dict.fromkeys(found))
 
 
 def compare(left: Sequence[Any], right: Sequence[Any]) -> Verdict:

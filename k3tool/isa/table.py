@@ -147,9 +147,9 @@ class Param:
 class OpSpec:
     """One row of the table.
 
-    ``flags`` are parameters of one bit, in word 0: which points of the op round to bf16 (`round`: all
-    of them, see each formula; `norm_round` and `head_round`: the norm's, the first member's), and
-    whether an activation that is only read holds bf16 values (`x_bf16`).
+    ``flags`` are parameters of one bit, in word 0. `round`: the op's points in the arithmetic contract's
+    list of where bf16 rounds are on, inputs being bf16 values already; `norm_round`: the norm's, where
+    the result may do otherwise; `head_round`: the first member's. `x_bf16`: x holds bf16 values.
 
     ``grain`` is the number of units that a slice boundary is a multiple of. ``scratch`` gives the
     floats of workgroup scratch for parameters ``p`` (by name, with ``n_units``, ``width``,

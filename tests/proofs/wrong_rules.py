@@ -154,4 +154,41 @@ WRONG_RULES: tuple[Rule, ...] = (
         ),
         where=("(SCALE y :factor other)",),
     ),
+    # Mode bf16: the points where values round may not move, come or go.
+    make_rule(
+        "adds-in-another-order-across-a-rounding-point",
+        (
+            "(ADD (ADD a b :round round) c :round round)",
+            "(ADD a (ADD b c :round round) :round round)",
+        ),
+    ),
+    make_rule(
+        "forgets-that-a-reduction-rounds",
+        (
+            "(ADD residual (ALL_REDUCE x :round reduced) :round round)",
+            "(ALL_REDUCE_ADD residual x :round round)",
+        ),
+        where=("(ALL_REDUCE y :round reduced)",),
+    ),
+    make_rule(
+        "rounds-where-nothing-did",
+        ("(SILU (SHORT_CONV x kernel taps))", "(CONV_SILU x kernel taps :round 1)"),
+    ),
+    make_rule(
+        "rounds-the-router-with-its-group",
+        (
+            "(GEMV_BF16 (ATTN_RES_NORM prefix blocks rn rp norm :n_blocks n :eps eps"
+            " :norm_eps norm_eps :round round) wa :head_only 0)",
+            "(PART (MIX_LINEARS_3 prefix (ATTN_PART blocks rn rp :n_blocks n :eps eps)"
+            " rn rp norm wa wb wb :eps eps :norm_eps norm_eps :round round) :index 0)",
+        ),
+        where=("(GEMV_BF16 x wb :head_only 0)",),
+    ),
+    make_rule(
+        "rounds-a-cap-inside-the-unit",
+        (
+            f"(MUL (MUL (SOFTCAP gate :beta beta) (SIGMOID gate) :round 1) {_UP} :round 1)",
+            f"(SITU gate up {_SITU} :round 1)",
+        ),
+    ),
 )

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from k3tool.checkpoint.sample_presets import PRESETS, preset_config
 from k3tool.errors import K3Error
 from k3tool.isa.table import SPECS, Op
 from k3tool.model.config import K3Config
@@ -173,3 +174,34 @@ def test_local_shapes_are_those_of_the_weight_table(oracle: Callable[[str], Path
             count, full = count * size, full * logical
         assert count * ratio == full, leaf
         assert whole[leaf].local_shape == whole[leaf].shape or weight.split == "live_rows"
+
+
+# Where mode bf16 rounds (the arithmetic contract's list), by the value's name with its layer and
+# module taken off. `embed` and `up` (a gathered linear) hold bf16 values without a point of theirs.
+ROUNDED = {
+    "attn_mix", "mlp_mix", "output_mix", "attn_in", "mlp_in", "output_norm", "attn_out", "out",
+    "q_in", "k_in", "v_in", "q", "k", "v", "f_a", "f", "b", "g", "o", "gated", "q_a", "q_a_unit",
+    "q_latent", "kv_a", "cached", "context", "gate", "z", "w1", "w3", "act", "y", "y_unit",
+    "up.shard", "up", "down",
+}  # fmt: skip
+EXACT = {
+    "q_unit", "q_scaled", "k_unit", "decay", "beta", "o_unit", "q_conv", "k_conv", "v_conv",
+    "scores", "route", "logits", "best", "token", "embed", "blocks", "cap", "sigmoid", "linear",
+    "partial",
+}  # fmt: skip
+
+
+def test_mode_bf16_rounds_where_the_contract_says() -> None:
+    config = K3Config.from_dict(preset_config(PRESETS["tiny"]))
+    graph, plain = build_graph(config, mode="bf16"), build_graph(config)
+    assert graph.names == plain.names
+    rounded, exact = set(), set()
+    for name, node in zip(graph.names, graph.nodes, strict=True):
+        if isinstance(node.op, Op):
+            last = "up.shard" if name.endswith(".up.shard") else name.rsplit(".", 1)[-1]
+            (rounded if dict(node.attrs).get("round") else exact).add((last, node.op))
+    assert {name for name, _ in rounded} == ROUNDED
+    # A gate and a product inside a unit, and KDA's gate in its norm, are exact beside rounded ones.
+    inside = {("gate", Op.SIGMOID), ("gated", Op.MUL), ("up", Op.ALL_GATHER)}
+    assert {name for name, _ in exact - inside} <= EXACT
+    assert not any(dict(node.attrs).get("round") for node in plain.nodes)
