@@ -18,6 +18,7 @@ from k3tool.bench.probe import Probe
 from k3tool.errors import UnsoundError, UsageError
 from k3tool.isa.device import unpack
 from k3tool.isa.table import ALL_PHASES
+from k3tool.model.graph import MODES
 from k3tool.runtime.cache import open_source, program, rank_weights
 from k3tool.runtime.image import Request, build_image
 from k3tool.runtime.interpreter import check_leaves, load
@@ -27,9 +28,8 @@ from k3tool.runtime.trace import Trace
 from k3tool.targets import DEFAULT_CONTEXT
 
 Array = npt.NDArray[Any]
-NUMERICS = ("f32",)  # the modes that there are
-LEAST_SHARE = {"f32": 0.75}  # of read bandwidth
-LEAST_PREFILL = {"f32": 4.0}  # times decode's tokens a second
+LEAST_SHARE = {"f32": 0.75, "bf16": 0.85}  # of read bandwidth
+LEAST_PREFILL = {"f32": 4.0, "bf16": 6.0}  # times decode's tokens a second
 PREFILL_CHUNKS = 2  # the last is timed, the others bring the weights in
 PREFILL_REPEATS = 3
 WARM_UP = 2  # tokens of a run that are not counted, for the same reason
@@ -66,8 +66,8 @@ def bench_decode(options: Options) -> BenchReport:
 
     Raises: UsageError for a mode that is not there or a context that does not fit; as `run` else.
     """
-    if options.numerics not in NUMERICS:
-        raise UsageError("--numerics", got=options.numerics, need=" or ".join(NUMERICS))
+    if options.numerics not in MODES:
+        raise UsageError("--numerics", got=options.numerics, need=" or ".join(MODES))
     with Probe(options.threads) as probe:
         decode = prepare(options, probe.threads, n_prompt=1, context=options.context)
         way = probe.choose_read()
@@ -98,6 +98,7 @@ def prepare(options: Options, n_threads: int, *, n_prompt: int, context: int) ->
         options.checkpoint, tuple(7919 * i % 251 for i in range(n_prompt)), gen, tp=1,
         threads=n_threads, chunk=options.chunk, ctx=max(DEFAULT_CONTEXT, positions),
         workgroups=options.workgroups, leaves=options.leaves, cache=options.cache,
+        numerics=options.numerics,
     )  # fmt: skip
     source = open_source(asked)
     check_request(asked, source.config)

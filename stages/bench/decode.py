@@ -26,8 +26,7 @@ _POSITIVE = click.IntRange(min=1)
 
 @click.command("decode")
 @click.argument("checkpoint", type=common.PATH)
-@click.option("--numerics", type=click.Choice(["f32", "bf16"]), default="f32", show_default=True,
-              help="Where activations are rounded.")  # fmt: skip
+@common.numerics()
 @click.option("--context", type=click.IntRange(min=0), default=1000, show_default=True, metavar="N",
               help="Positions before the first token; they hold noise.")  # fmt: skip
 @click.option("--tokens", type=_POSITIVE, default=8, show_default=True, help="Tokens of a run.")
