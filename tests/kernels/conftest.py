@@ -76,14 +76,15 @@ class Leaves:
         self.call(f"t_blocks_{kind}", packed, scales, lo, hi, x.shape[0], n_blocks, x, D)
         return D
 
-    def picked(self, packed, scales, X, at, n_blocks, rows):
+    def picked(self, packed, scales, X, at, n_blocks, rows, kind="mxfp4_at"):
         """``Y[t, r]`` and ``D[t, r, b]`` of the tokens X[at], rows [rows)."""
         at, (lo, hi), K = np.array(at, np.uint32), rows, X.shape[1]
         Y = np.full((len(at), packed.shape[0] + 3), np.float32(7e7))
-        self.call("t_rows_mxfp4_at", packed, scales, lo, hi, K, X, at, len(at), Y, Y.shape[1])
+        self.call(f"t_rows_{kind}", packed, scales, lo, hi, K, X, at, len(at), Y, Y.shape[1])
         ldd = (hi - lo) * n_blocks + 5
         D = np.full((len(at), ldd), np.float32(7e7))
-        self.call("t_blocks_mxfp4_at", packed, scales, lo, hi, K, n_blocks, X, at, len(at), D, ldd)
+        shape = (lo, hi, K, n_blocks)
+        self.call(f"t_blocks_{kind}", packed, scales, *shape, X, at, len(at), D, ldd)
         assert (Y[:, hi:] == np.float32(7e7)).all()
         assert (D[:, ldd - 5 :] == np.float32(7e7)).all()
         return Y[:, lo:hi], D[:, : ldd - 5].reshape(len(at), hi - lo, n_blocks)

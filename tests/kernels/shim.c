@@ -38,6 +38,14 @@ EXPORT void t_blocks_mxfp4_at(uint32_t csr, const uint8_t *W, const uint8_t *S, 
                               uint32_t n_blocks, const float *X, const uint32_t *at, uint32_t n_tok, float *D, uint64_t ldd) {
     UNDER(csr, k3_rows_blocks_mxfp4_at(0, W, S, row0, row1, K, n_blocks, X, at, n_tok, D, ldd))
 }
+EXPORT void t_rows_mxfp4_at_x16(uint32_t csr, const uint8_t *W, const uint8_t *S, uint32_t row0, uint32_t row1, uint32_t K,
+                            const float *X, const uint32_t *at, uint32_t n_tok, float *Y, uint64_t ldy) {
+    UNDER(csr, k3_rows_dot_mxfp4_at_x16(0, W, S, row0, row1, K, X, at, n_tok, Y, ldy))
+}
+EXPORT void t_blocks_mxfp4_at_x16(uint32_t csr, const uint8_t *W, const uint8_t *S, uint32_t row0, uint32_t row1, uint32_t K,
+                              uint32_t n_blocks, const float *X, const uint32_t *at, uint32_t n_tok, float *D, uint64_t ldd) {
+    UNDER(csr, k3_rows_blocks_mxfp4_at_x16(0, W, S, row0, row1, K, n_blocks, X, at, n_tok, D, ldd))
+}
 EXPORT void t_rows_bf16_x16(uint32_t csr, const uint16_t *W, uint64_t ldw, uint32_t row0, uint32_t row1, uint32_t K,
                             uint32_t n_blocks, const float *X, uint64_t ldx, uint32_t n_tok, float *Y, uint64_t ldy) {
     UNDER(csr, k3_rows_dot_bf16_x16(0, W, ldw, row0, row1, K, n_blocks, X, ldx, n_tok, Y, ldy))

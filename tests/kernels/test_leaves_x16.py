@@ -100,6 +100,19 @@ def test_mxfp4_scale_bytes(scalar, leaves, s):
     assert_bits(leaves.rows("mxfp4_x16", (P, S), X), want)
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_picked_tokens_equal_scalar(scalar, leaves, kind):
+    rng = np.random.default_rng(KINDS.index(kind))
+    for K, n_blocks in [(96, 8), (1024, 8), (3584, 1)]:
+        P, S = mxfp4_bytes(rng, kind, 13, K)
+        X, rows = bf16_values(rng, kind, (9, K)), (2, len(P))
+        for at in ([4], [8, 0], [5, 0, 8, 2, 7]):
+            Y, D = leaves.picked(P, S, X, at, n_blocks, rows, kind="mxfp4_at_x16")
+            want = [scalar.picked(P, S, X, [t], n_blocks, rows) for t in at]
+            assert_bits(Y, np.concatenate([y for y, _ in want]))
+            assert_bits(D, np.concatenate([d for _, d in want]))
+
+
 # ---- negative controls ----
 
 
