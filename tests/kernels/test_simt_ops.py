@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from k3tool.isa.table import SPECS, Op
-from tests.kernels import test_ops
+from tests.kernels import test_ops, test_ops_rounded
 from tests.kernels.bodies import Bodies
 from tests.kernels.conftest import ROOT
 from tests.kernels.op_cases import CASES, T
@@ -64,6 +64,14 @@ def simt_bodies(request, simt_bodies_of):
 def test_bits_equal_scalar(body_library, simt_bodies, op):
     want = execute(body_library("scalar"), CASES[op])
     got = execute(simt_bodies, CASES[op])
+    assert all(np.array_equal(g, w) for g, w in zip(got, want, strict=True))
+
+
+@pytest.mark.parametrize("op", test_ops_rounded.OPS, ids=ids)
+def test_bits_equal_scalar_where_values_round(body_library, simt_bodies, op):
+    case, flags = test_ops_rounded.in_mode(op), SPECS[op].flag_mask
+    want = execute(body_library("scalar"), case, flags=flags)
+    got = execute(simt_bodies, case, flags=flags)
     assert all(np.array_equal(g, w) for g, w in zip(got, want, strict=True))
 
 

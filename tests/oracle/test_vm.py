@@ -19,8 +19,10 @@ from k3tool.isa.emit import emit
 from k3tool.isa.stream import Isa, load_isa, save_isa
 from k3tool.isa.table import SPECS, WORD_HANDLES, Op
 from k3tool.model.config import K3Config
-from k3tool.ref.forward import exact_constants
+from k3tool.model.graph import build_graph
+from k3tool.ref.forward import Sequence64, exact_constants
 from k3tool.ref.vm import Vm
+from k3tool.ref.weights import Weights
 from tests.oracle.gate import MAX_DIFFERENCE_FLOAT64
 
 Gold = Callable[[str], dict[str, np.ndarray]]
@@ -48,11 +50,14 @@ def ranks(
         yield ranks_of
 
 
-def program(config: K3Config, tp: int, without: tuple[str, ...], folder: Path) -> Isa:
+def program(
+    config: K3Config, tp: int, without: tuple[str, ...], folder: Path, numerics: str = "f32"
+) -> Isa:
     """Return streams as they come back from their file."""
     plan = compile_plan(
-        config, tp=tp, target="cpu", workgroups=8, chunk=CHUNK, batch=1, ctx=512, without=without
-    )
+        config, tp=tp, target="cpu", workgroups=8, chunk=CHUNK, batch=1, ctx=512, without=without,
+        numerics=numerics,
+    )  # fmt: skip
     save_isa(emit(save_plan(plan, folder / "plan.h5"), "cpu", "plan.h5"), folder / "isa.h5")
     return load_isa(folder / "isa.h5")
 
@@ -90,6 +95,28 @@ def test_the_stream_means_the_model(
     later, logits = expected(gold(name), "p7")
     found = run(vm, prompts(name)["p7"], later)
     assert np.abs(found - logits).max() <= MAX_DIFFERENCE_FLOAT64
+
+
+@pytest.mark.parametrize(("tp", "without"), [(2, ()), (8, ()), (8, ALL_RULES)])
+def test_a_stream_of_mode_bf16_means_the_graph_that_rounds(
+    ranks: Ranks, oracle: Callable[[str], Path], prompts: Prompts, tmp_path: Path, tp: int,
+    without: tuple[str, ...],
+) -> None:  # fmt: skip
+    """The fused and the primitive ops round at the same points, before and after reductions."""
+    folders, ids = ranks("tiny_tp8", tp), prompts("tiny_tp8")["p7"]
+    config, later = folders[0].config, [5, 3]
+    constants = exact_constants(config)
+    vm = Vm(program(config, tp, without, tmp_path, "bf16"), folders, constants)
+    with Checkpoint.open(oracle("tiny_tp8")) as checkpoint:
+        sequence, plain = (
+            Sequence64(build_graph(config, mode=mode), Weights(checkpoint), constants=constants)
+            for mode in ("bf16", "f32")
+        )
+        want = np.concatenate([sequence.logits(ids), *(sequence.logits([i]) for i in later)])
+        exact = plain.logits(ids)
+    found = run(vm, ids, later)
+    assert np.abs(found - want).max() <= MAX_DIFFERENCE_FLOAT64
+    assert np.abs(found[: len(ids)] - exact).max() > 1e-2, "the control: it does round"
 
 
 # -- controls: a wrong program is seen -----------------------------------------------------------
