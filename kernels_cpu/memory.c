@@ -1,6 +1,8 @@
 /* Mapping files and laying out segments. Nothing here touches a weight: pages come in when an op reads them. */
 #include "memory.h"
 
+#include "huge.h"
+
 #include <errno.h>
 #include <fcntl.h>
 #include <stdio.h>
@@ -11,13 +13,6 @@
 #include <unistd.h>
 
 #define REFUSE(...) (snprintf(why, why_bytes, __VA_ARGS__), -1)
-
-static void *zeroed(uint64_t bytes) {
-    void *p = mmap(NULL, bytes > 0 ? bytes : 1, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    if (p == MAP_FAILED) return NULL;
-    if (bytes >= (1u << 22)) madvise(p, bytes, MADV_HUGEPAGE);
-    return p;
-}
 
 /* A checkpoint file, read-only. A size other than the header promised means that it was replaced since. */
 static const char *map_file(const K3Image *image, uint32_t index, char *why, size_t why_bytes) {
@@ -44,14 +39,14 @@ static const char *map_file(const K3Image *image, uint32_t index, char *why, siz
 /* safetensors promises no alignment: a tensor off its element's boundary is copied. */
 static void *aligned(const char *data, uint64_t bytes, uint32_t elem_bytes) {
     if ((uintptr_t)data % elem_bytes == 0) return (void *)(uintptr_t)data;
-    void *copy = zeroed(bytes);
+    void *copy = k3_huge_alloc(bytes);
     if (copy != NULL) memcpy(copy, data, bytes);
     return copy;
 }
 
 static int place_tensors(K3Memory *m, const K3Image *image, const char **file, char *why, size_t why_bytes) {
     const K3ImageHeader *h = image->header;
-    char *arena = zeroed(h->arena_bytes), *own = zeroed(h->private_bytes);
+    char *arena = k3_huge_alloc(h->arena_bytes), *own = k3_huge_alloc(h->private_bytes);
     char *peer = k3_segment(m, h->rank) + m->stride - h->peer_bytes;
     if (arena == NULL || own == NULL) return REFUSE("memory for activations: %s", strerror(errno));
     for (uint32_t e = 0; e < image->n_experts; e++) {
