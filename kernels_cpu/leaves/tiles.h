@@ -62,8 +62,8 @@ typedef struct {
     uint64_t limit, before, after; /* distance before byte `limit` and from it on */
 } k3v_ahead;
 
-#define K3V_AHEAD 4096u      /* bytes within a row */
-#define K3V_AHEAD_TILE 8192u /* at least this much where rows are short */
+#define K3V_AHEAD 4096u      /* bytes within a row, where four are walked side by side */
+#define K3V_AHEAD_TILE 8192u /* bytes in memory order, and at least this much where rows are short */
 /* Into L2 only: x fills most of L1, and weights prefetched there push it out before they are used (on a Zen 4 with
  * 32 KiB that cost a third of the bandwidth at K = 7168 and half at K = 512). */
 #define K3V_PREFETCH(p) _mm_prefetch((p), _MM_HINT_T1)
@@ -74,7 +74,7 @@ K3V_INLINE k3v_ahead k3v_ahead_of(uint64_t row_bytes, uint64_t ld_bytes, uint64_
     k3v_ahead a;
     a.limit = 0;
     if (K3V_ROWS == 1) {
-        a.before = a.after = K3V_AHEAD; /* one row after the other: memory order */
+        a.before = a.after = K3V_AHEAD_TILE; /* one row after the other: memory order */
     } else if (row_bytes <= K3V_AHEAD) {
         a.before = a.after = tile * (1u + K3V_AHEAD_TILE / tile);
     } else {
@@ -193,14 +193,40 @@ static __attribute__((noinline)) void k3v_rows_tokens(int type, const uint8_t *W
                                                       uint32_t K, uint32_t n_blocks, const float *X, uint64_t ldx,
                                                       uint32_t n_tok, float *Y, uint64_t ldy);
 
+/* Rule 5's tree over four or eight blocks that lie in the elements of d. */
+K3V_INLINE float k3v_tree_across(const __m128 *d, uint32_t n_blocks) {
+    const __m128 pairs = _mm_hadd_ps(d[0], d[n_blocks / 4u - 1u]), fours = _mm_hadd_ps(pairs, pairs);
+    return n_blocks == 4u ? _mm_cvtss_f32(fours) : _mm_cvtss_f32(_mm_add_ss(fours, _mm_movehdup_ps(fours)));
+}
+
+/* A row of four or eight blocks, which are rows of their own that lie behind each other: in memory order, four reduced
+ * together. Four rows side by side would be four streams that jump at every block. */
+K3V_INLINE float k3v_row_blocks(int type, const uint8_t *w, uint32_t B, uint32_t n_blocks, const float *x) {
+    const k3v_ahead ahead = {0, K3V_AHEAD_TILE, K3V_AHEAD_TILE};
+    __m128 d[2];
+    for (uint32_t b = 0; b < n_blocks; b += 4u) {
+        k3v_f quads[4];
+        for (uint32_t u = 0; u < 4u; u++) {
+            const uint8_t *at[1] = {w + (uint64_t)(b + u) * B * k3v_bytes(type)};
+            (type == K3V_BF16 ? k3v_row_bf16 : k3v_row_f32)(at, x + (uint64_t)(b + u) * B, B, ahead, quads + u);
+        }
+        d[b / 4u] = k3v_fold4(quads[0], quads[1], quads[2], quads[3]);
+    }
+    return k3v_tree_across(d, n_blocks);
+}
+
 K3V_INLINE void k3v_rows(int type, const uint8_t *W, uint64_t ldw, uint32_t row0, uint32_t row1, uint32_t K,
                          uint32_t n_blocks, const float *X, uint64_t ldx, uint32_t n_tok, float *Y, uint64_t ldy) {
     if (n_tok != 1u) {
         k3v_rows_tokens(type, W, ldw, row0, row1, K, n_blocks, X, ldx, n_tok, Y, ldy);
         return;
     }
-    for (uint32_t r = row0; r < row1; r += 4u)
-        k3v_rows4(type, W, ldw, r, row1 - r < 4u ? row1 - r : 4u, K, n_blocks, X, Y + r);
+    if (n_blocks >= 4u)
+        for (uint32_t r = row0; r < row1; r++)
+            Y[r] = k3v_row_blocks(type, W + (uint64_t)r * ldw * k3v_bytes(type), K / n_blocks, n_blocks, X);
+    else
+        for (uint32_t r = row0; r < row1; r += 4u)
+            k3v_rows4(type, W, ldw, r, row1 - r < 4u ? row1 - r : 4u, K, n_blocks, X, Y + r);
 }
 
 K3_LEAF void k3_rows_dot_bf16(const K3Ctx *c, const uint16_t *W, uint64_t ldw, uint32_t row0, uint32_t row1,

@@ -48,6 +48,7 @@ K3V_INLINE void k3h_tile(int R, const uint16_t *const *w, const uint16_t *x, uin
         }
     }
     if (i < K)
+        K3V_UNROLL
         for (int r = 0; r < R; r++) k3h_tail(w[r] + i, K - i, x + i, acc[r]);
     K3V_UNROLL
     for (int r = 0; r < R; r++) quads[r] = k3v_quads(acc[r]);
@@ -80,6 +81,22 @@ K3V_INLINE void k3h_rows4(const uint16_t *W, uint64_t ldw, uint32_t r0, uint32_t
     k3v_store_n(y, k3v_tree4(d, n_blocks), n);
 }
 
+/* A row of four or eight blocks in memory order, as k3v_row_blocks. */
+K3V_INLINE float k3h_row_blocks(const uint16_t *w, uint32_t B, uint32_t n_blocks, const uint16_t *x) {
+    const uint32_t room = (B + 127u) / 128u * 128u;
+    const k3v_ahead ahead = {0, K3V_AHEAD_TILE, K3V_AHEAD_TILE};
+    __m128 d[2];
+    for (uint32_t b = 0; b < n_blocks; b += 4u) {
+        k3v_f quads[4];
+        for (uint32_t u = 0; u < 4u; u++) {
+            const uint16_t *at[1] = {w + (uint64_t)(b + u) * B};
+            k3h_tile1(at, x + (b + u) * room, B, ahead, quads + u);
+        }
+        d[b / 4u] = k3v_fold4(quads[0], quads[1], quads[2], quads[3]);
+    }
+    return k3v_tree_across(d, n_blocks);
+}
+
 K3_LEAF void k3_rows_dot_bf16_x16(const K3Ctx *c, const uint16_t *W, uint64_t ldw, uint32_t row0, uint32_t row1,
                                   uint32_t K, uint32_t n_blocks, const float *X, uint64_t ldx, uint32_t n_tok,
                                   float *Y, uint64_t ldy) {
@@ -90,6 +107,10 @@ K3_LEAF void k3_rows_dot_bf16_x16(const K3Ctx *c, const uint16_t *W, uint64_t ld
         return;
     }
     for (uint32_t b = 0; b < n_blocks; b++) k3h_pack_row(X + (uint64_t)b * B, B, x + b * room);
+    if (n_blocks >= 4u) {
+        for (uint32_t r = row0; r < row1; r++) Y[r] = k3h_row_blocks(W + (uint64_t)r * ldw, B, n_blocks, x);
+        return;
+    }
     for (uint32_t r = row0; r < row1; r += 4u) k3h_rows4(W, ldw, r, row1 - r < 4u ? row1 - r : 4u, B, n_blocks, x, Y + r);
 }
 
