@@ -111,10 +111,11 @@ def test_a_listing_that_is_none_is_refused_at_its_line(
 # -- the command ---------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def plan(tmp_path: Path) -> Path:
+@pytest.fixture(params=["f32", "bf16"])
+def plan(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
     config = K3Config.from_dict(preset_config(PRESETS["tiny"]))
-    made = compile_plan(config, tp=2, target="cpu", workgroups=4, chunk=4, batch=1, ctx=512)
+    options = {"tp": 2, "target": "cpu", "workgroups": 4, "chunk": 4, "batch": 1, "ctx": 512}
+    made = compile_plan(config, **options, numerics=request.param)
     save_plan(made, tmp_path / "plan.h5")
     return tmp_path / "plan.h5"
 
