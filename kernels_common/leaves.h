@@ -40,6 +40,8 @@
  *     k3_rows_dot_mxfp4_at (one block), k3_rows_blocks_mxfp4_at
  *   y[j] for j in [col0, col1): rule 3 over i of M[i * ld + j] x[i]
  *     k3_cols_dot_f32, k3_cols_dot_bf16
+ *   Y[h * ldy + j] for j < cols, h < n_mix: acc = fma(E[h * lde + i], rows[i * ld + j], acc) over i < n in order, from +0
+ *     k3_mix_rows_f32
  *   scalars
  *     k3_dot_f32, k3_sum_f32   rule 3 at any length (a matrix row, an attention score, a softmax page)
  *     k3_axis_dot              rule 6: one rule-3 dot up to 512 elements, else 8 equal blocks and the tree
@@ -92,6 +94,24 @@ K3_LEAF void k3_cols_dot_bf16(const K3Ctx *c, const uint16_t *M, uint64_t ld, ui
                               uint32_t col1, const float *x, float *y);
 
 /* ---- the same text on every target ---------------------------------------------------------------- */
+
+#ifdef K3_TOKENS_LEAF
+K3_LEAF void k3_mix_rows_f32(const K3Ctx *c, const float *rows, uint64_t ld, uint32_t n, uint32_t cols, const float *E,
+                             uint64_t lde, uint32_t n_mix, float *Y, uint64_t ldy);
+#else
+K3_FN void k3_mix_rows_f32(const K3Ctx *c, const float *rows, uint64_t ld, uint32_t n, uint32_t cols, const float *E,
+                           uint64_t lde, uint32_t n_mix, float *Y, uint64_t ldy) {
+    uint32_t h, i;
+    (void)c;
+    for (h = 0; h < n_mix; h++) {
+        K3_FOR(j, 0, cols) {
+            float acc = 0.0f;
+            for (i = 0; i < n; i++) acc = k3_fma(E[h * lde + i], rows[i * ld + j], acc);
+            Y[h * ldy + j] = acc;
+        }
+    }
+}
+#endif
 
 #ifdef K3_TOKENS_LEAF /* the dialect's leaves decode a row once for all tokens */
 K3_LEAF void k3_rows_dot_mxfp4_at(const K3Ctx *c, const uint8_t *W, const uint8_t *S, uint32_t row0, uint32_t row1,

@@ -8,6 +8,7 @@ asks for more at run time is a fault.
 from collections.abc import Mapping
 
 _SERVED = 16  # tokens that an expert serves at a time
+_HEADS = 4  # heads of latent attention that read the cache together
 
 
 def none(p: Mapping[str, int], t: int) -> int:
@@ -76,8 +77,8 @@ def qlat(p: Mapping[str, int], t: int) -> int:
 
 
 def attend(p: Mapping[str, int], t: int) -> int:
-    """Return floats for a page's scores and latent sums."""
-    return p["page_tokens"] + 4 * (p["latent"] + p["rope"]) + 64
+    """Return floats for a page's scores and latent sums of the heads taken together."""
+    return _HEADS * (p["page_tokens"] + 2 * p["latent"] + 4) + 64
 
 
 def uv(p: Mapping[str, int], t: int) -> int:
@@ -86,8 +87,8 @@ def uv(p: Mapping[str, int], t: int) -> int:
 
 
 def mla_heads(p: Mapping[str, int], t: int) -> int:
-    """Return floats for a page's scores, latent sums, query and context."""
-    return p["page_tokens"] + 4 * (p["latent"] + p["rope"]) + 64 + _even_odd(p["latent"], 1)
+    """Return floats for a page's scores, latent sums, queries and contexts of such heads."""
+    return attend(p, t) + _HEADS * (2 * p["latent"] + p["rope"]) + _even_odd(p["latent"], 1)
 
 
 def router(p: Mapping[str, int], t: int) -> int:

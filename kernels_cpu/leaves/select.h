@@ -13,6 +13,7 @@
 #include "tiles_tokens.h"
 
 #include "tiles_columns.h"
+#include "tiles_mix.h"
 #include "tiles_mxfp4.h"
 #elif defined(K3_LEAVES_AVX512) || defined(K3_LEAVES_AVX512_BF16)
 #ifdef K3_LEAVES_AVX512_BF16
@@ -26,6 +27,7 @@
 #include "tiles_tokens.h"
 
 #include "tiles_columns.h"
+#include "tiles_mix.h"
 #include "tiles_mxfp4.h"
 #ifdef K3_LEAVES_AVX512_BF16
 #include "tiles_x16.h"

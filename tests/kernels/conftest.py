@@ -97,6 +97,15 @@ class Leaves:
         self.call(f"t_cols_{kind}", M, lead, x.shape[0], lo, hi, x, y)
         return y[lo:hi]
 
+    def mixes(self, rows, E, cols):
+        """``Y[h, j]``: the rows' first columns weighed by ``E[h]``, row after row."""
+        Y = np.full((len(E), cols + 3), np.float32(7e7))
+        self.call(
+            "t_mix_f32", rows, rows.shape[1], len(rows), cols, E, E.shape[1], len(E), Y, cols + 3
+        )
+        assert (Y[:, cols:] == np.float32(7e7)).all()
+        return Y[:, :cols]
+
     def one(self, name, *arrays, csr=None):
         """A single sum over ``arrays``."""
         y = np.zeros(1, np.float32)

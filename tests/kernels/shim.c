@@ -67,6 +67,10 @@ EXPORT void t_cols_bf16(uint32_t csr, const uint16_t *M, uint64_t ld, uint32_t n
                         const float *x, float *y) {
     UNDER(csr, k3_cols_dot_bf16(0, M, ld, n, col0, col1, x, y))
 }
+EXPORT void t_mix_f32(uint32_t csr, const float *rows, uint64_t ld, uint32_t n, uint32_t cols, const float *E, uint64_t lde,
+                      uint32_t n_mix, float *Y, uint64_t ldy) {
+    UNDER(csr, k3_mix_rows_f32(0, rows, ld, n, cols, E, lde, n_mix, Y, ldy))
+}
 EXPORT void t_dot_f32(uint32_t csr, const float *a, const float *b, uint32_t K, float *y) {
     UNDER(csr, y[0] = k3_dot_f32(0, a, b, K))
 }

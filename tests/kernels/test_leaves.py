@@ -241,6 +241,19 @@ def test_picked_tokens_equal_one_by_one(scalar, vector, kind):
                     scalar.blocks(P, S, X[3], n_blocks, rows))  # fmt: skip
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_mixes_equal_scalar_and_go_row_by_row(scalar, vector, kind):
+    rng = np.random.default_rng(KINDS.index(kind))
+    for n, cols, n_mix in [(1, 512, 4), (256, 130, 5), (77, 24, 3), (3, 67, 1)]:
+        rows, E = f32_bits(rng, kind, (n, cols + 5)), f32_bits(rng, kind, (n_mix, n))
+        assert_bits(vector.mixes(rows, E, cols), scalar.mixes(rows, E, cols))
+    whole = np.float32(1 << 24)  # 2^24 + 1 + 1 is 2^24 in this order, 2^24 + 2 in the other
+    rows = np.array([[whole], [1], [1]], np.float32)
+    ones = np.ones((1, 3), np.float32)
+    assert vector.mixes(rows, ones, 1)[0, 0] == whole
+    assert vector.mixes(rows[::-1].copy(), ones, 1)[0, 0] == whole + 2
+
+
 @pytest.mark.parametrize("s", [0, 1, *range(2, 253, 25), 252])
 def test_mxfp4_scale_bytes(scalar, vector, s):
     """Every code under one scale byte; x of both signs and accumulators that reach -0."""

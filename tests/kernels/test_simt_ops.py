@@ -125,8 +125,8 @@ def test_slots_and_head(simt_bodies):
 
 # Ops in which lanes hand values to each other. Not KDA_STEP: a lane keeps its column to the end
 # here, and the barriers around its leaf calls are for leaves that divide columns otherwise. Nor the
-# ops that choose experts or walk those chosen: half a route, or half a list of tokens, names what is
-# not there.
+# ops that choose experts or walk those chosen: half a route, or half a list of tokens, names what
+# is not there.
 HANDS_OVER = [
     Op.GLU_BF16, Op.NORM_GEMV_BF16, Op.ATTN_RES, Op.ATTN_RES_NORM, Op.KDA_CORE, Op.MLA_ATTEND,
     Op.MLA_UV_GATE, Op.ROUTER_TOPK, Op.ATTN_PART,
