@@ -3,6 +3,8 @@
  * the checksum says that they are what was written, `verify plan` says that they are right. */
 #include "image.h"
 
+#include "io.h"
+
 #include <errno.h>
 #include <fcntl.h>
 #include <stdarg.h>
@@ -60,6 +62,11 @@ static int check_header(Check *c) {
         return refuse(c, "an empty count in the header");
     if (h->max_context > h->max_pages * (uint64_t)K3_PAGE_TOKENS) return refuse(c, "context above its pages");
     if (h->first_phase >= K3_N_PHASES) return refuse(c, "first phase %u", h->first_phase);
+    if ((uint64_t)h->n_load_queues + h->n_fetch_queues >= h->n_workgroups || (h->n_load_queues == 0) != (h->n_fetch_queues == 0) ||
+        h->n_load_queues > K3_MOST_IO_QUEUES || h->n_fetch_queues > K3_MOST_IO_QUEUES)
+        return refuse(c, "%u and %u I/O queues of %u workgroups", h->n_load_queues, h->n_fetch_queues, h->n_workgroups);
+    if (h->slot_bytes % K3_IO_PAGE != 0 || (h->slot_bytes > 0 && h->n_expert_slots > (UINT64_MAX >> 1) / h->slot_bytes))
+        return refuse(c, "%u expert slots of %llu bytes", h->n_expert_slots, (unsigned long long)h->slot_bytes);
     if (h->peer_bytes % K3_LINE != 0) return refuse(c, "peer bytes off a line");
     return 0;
 }
@@ -164,6 +171,13 @@ static int check_program(Check *c, uint32_t phase) {
 
 static int inside(uint64_t offset, uint64_t bytes, uint64_t total) { return offset <= total && bytes <= total - offset; }
 
+/* A weight that is read into memory of its own: in its file, and its pages in that memory. */
+static int check_homed(const K3Image *m, const K3TensorRow *t, uint64_t total) {
+    return t->file < m->n_files && inside(t->offset, t->bytes, m->files[t->file].bytes) && t->elem_bytes > 0 &&
+           t->offset % t->elem_bytes == 0 && t->home % K3_IO_PAGE == 0 && t->bytes < total + 1u &&
+           inside(t->home, k3_io_up(t->offset % K3_IO_PAGE + t->bytes), total);
+}
+
 static int check_tensors(Check *c) {
     const K3Image *m = c->image;
     const K3ImageHeader *h = m->header;
@@ -177,10 +191,12 @@ static int check_tensors(Check *c) {
         if (t->place == K3_PLACE_FILE) ok = t->file < m->n_files && inside(t->offset, t->bytes, m->files[t->file].bytes) && t->elem_bytes > 0;
         else if (t->place == K3_PLACE_ARENA) ok = inside(t->offset, t->bytes, h->arena_bytes) && t->offset % 64 == 0;
         else if (t->place == K3_PLACE_PEER) ok = inside(t->offset, t->bytes, h->peer_bytes) && t->offset % 64 == 0;
+        else if (t->place == K3_PLACE_PINNED) ok = check_homed(m, t, h->pinned_bytes);
+        else if (t->place == K3_PLACE_RING) ok = check_homed(m, t, h->ring_bytes);
         else if (t->place == K3_PLACE_PRIVATE) ok = inside(t->offset, t->bytes, h->private_bytes) && t->offset % 64 == 0;
-        else if (t->place == K3_PLACE_EXPERTS) ok = t->n_experts > 0 && inside(t->expert0, t->n_experts, m->n_experts);
+        else if (t->place == K3_PLACE_EXPERTS || t->place == K3_PLACE_SLOTS) ok = t->n_experts > 0 && inside(t->expert0, t->n_experts, m->n_experts);
         if (!ok) return refuse(c, "tensor %u: place %u, outside its memory", i, t->place);
-        if (t->place != K3_PLACE_EXPERTS) continue;
+        if (t->place != K3_PLACE_EXPERTS && t->place != K3_PLACE_SLOTS) continue;
         for (uint32_t e = 0; e < t->n_experts; e++) {
             const K3ExpertRow *x = &m->experts[t->expert0 + e];
             if (x->packed_file >= m->n_files || x->scale_file >= m->n_files ||

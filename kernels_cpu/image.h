@@ -10,9 +10,10 @@
 #include "../kernels_common/k3.h"
 
 #define K3_IMAGE_MAGIC "K3IMAGE"
-#define K3_IMAGE_VERSION 1u
+#define K3_IMAGE_VERSION 2u
 #define K3_N_PHASES 2u /* 0 decode, 1 prefill: the order of ALL_PHASES in k3tool/isa/table.py */
 #define K3_N_OPCODES 256u
+#define K3_MOST_IO_QUEUES 64u
 #define K3_NO_INDEX 0xffffffffu
 #define K3_NO_SLOT 0xffu
 #define K3_SEGMENT_HEADER 4096u /* before the ranks' segments in the shared file: abort word, progress */
@@ -54,7 +55,10 @@ typedef struct K3ImageHeader {
     uint32_t max_counters, max_gates; /* over the phases: what a bank holds */
     uint64_t arena_bytes, private_bytes, peer_bytes; /* peer_bytes: one rank's peer buffers, without gates */
     uint32_t chunk, n_gen, all_logits, vocab;
-    uint32_t first_phase, reserved; /* phase of the program that reads the prompt */
+    uint32_t first_phase; /* phase of the program that reads the prompt */
+    uint32_t n_load_queues, n_fetch_queues; /* the last workgroups, each a thread of its own; 0: no memory budget */
+    uint32_t n_expert_slots;
+    uint64_t ring_bytes, pinned_bytes, slot_bytes; /* of one slot of the expert cache */
 } K3ImageHeader;
 
 typedef struct K3PhaseRow {
@@ -76,7 +80,9 @@ typedef struct K3OpRow {
  * says how many a token. */
 #define K3_ROUTE_IN_SCRATCH 0x80u
 
-enum K3Place { K3_PLACE_FILE = 1, K3_PLACE_EXPERTS, K3_PLACE_ARENA, K3_PLACE_PEER, K3_PLACE_PRIVATE };
+/* Under a memory budget weights are not mapped (but for the embedding, of which a token needs one row): PINNED ones are
+ * read at the start, those of the RING come and go, SLOTS are the experts' cache. */
+enum K3Place { K3_PLACE_FILE = 1, K3_PLACE_EXPERTS, K3_PLACE_ARENA, K3_PLACE_PEER, K3_PLACE_PRIVATE, K3_PLACE_PINNED, K3_PLACE_RING, K3_PLACE_SLOTS };
 typedef struct K3TensorRow {
     uint32_t place, elem_bytes;
     uint64_t offset, bytes;         /* in its file, arena, peer segment or private memory */
@@ -84,7 +90,8 @@ typedef struct K3TensorRow {
     uint32_t expert0, n_experts;    /* rows of the expert section */
     uint64_t packed_bytes, scale_bytes; /* of one expert */
     uint32_t replicated;            /* the same on every rank */
-    uint32_t reserved;
+    uint32_t is_primed;             /* RING: there when a step starts, so also before the first */
+    uint64_t home;                  /* RING, PINNED: of the pages that enclose it, in that memory */
 } K3TensorRow;
 
 typedef struct K3ExpertRow {
@@ -97,10 +104,10 @@ typedef struct K3FileRow {
 } K3FileRow;
 
 K3_STATIC_ASSERT(sizeof(K3SectionRow) == 32, "written by image.py");
-K3_STATIC_ASSERT(sizeof(K3ImageHeader) == 176, "written by image.py");
+K3_STATIC_ASSERT(sizeof(K3ImageHeader) == 208, "written by image.py");
 K3_STATIC_ASSERT(sizeof(K3PhaseRow) == 32, "written by image.py");
 K3_STATIC_ASSERT(sizeof(K3OpRow) == 8, "written by image.py");
-K3_STATIC_ASSERT(sizeof(K3TensorRow) == 64, "written by image.py");
+K3_STATIC_ASSERT(sizeof(K3TensorRow) == 72, "written by image.py");
 K3_STATIC_ASSERT(sizeof(K3ExpertRow) == 24, "written by image.py");
 K3_STATIC_ASSERT(sizeof(K3FileRow) == 16, "written by image.py");
 

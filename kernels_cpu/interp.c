@@ -21,6 +21,8 @@
 
 #define N_YIELDS 200u       /* fruitless passes that give the core away before sleeping */
 #define SLEEP_NS 30000      /* long enough to free a core, short against a token */
+#define IO_NAP_NS 20000     /* of a worker that reads, the first time; longer the longer nothing comes */
+#define MOST_IO_NAPS 10
 #define SCRATCH_GUARD 0x4b33u /* word behind the scratch: an op that writes past its end is caught */
 #define GUARD_WORDS 16u
 
@@ -64,7 +66,7 @@ static void poison(const K3Team *team) {
 /* ---- counters -------------------------------------------------------------------------------------- */
 
 static uint32_t *gate(const K3Team *team, uint32_t rank, uint32_t bank, uint32_t id) {
-    const uint64_t line = team->n_threads + (uint64_t)bank * team->image->header->max_gates + id;
+    const uint64_t line = team->n_workers + (uint64_t)bank * team->image->header->max_gates + id;
     return (uint32_t *)(void *)(k3_segment(team->memory, rank) + line * K3_LINE);
 }
 
@@ -116,6 +118,16 @@ static int scratch_overrun(const K3Ctx *c) {
     return different != 0;
 }
 
+/* The two ops that move weights: their bodies say what, this does it. */
+static uint32_t bring(K3Worker *w, const K3Inst *inst, const K3Entry *e, uint32_t *detail) {
+    const K3Team *team = w->team;
+    K3Residency *r = team->memory->residency;
+    uint32_t *progress = k3_progress_line(team->memory, team->image->header->rank, w->index);
+    if (r == NULL) return K3_FAULT_OPCODE;
+    if (inst->op == K3_OP_LOAD) return k3_load(r, inst, e, progress, detail);
+    return k3_fetch(r, inst, e, &team->step, (const uint32_t *)w->ctx.scratch, progress, detail);
+}
+
 /* Returns a fault code; 0 when the entry is done and published. */
 static uint32_t execute(K3Worker *w, const K3Program *p, const K3Entry *e, uint32_t *detail) {
     const K3Team *team = w->team;
@@ -134,6 +146,10 @@ static uint32_t execute(K3Worker *w, const K3Program *p, const K3Entry *e, uint3
         return w->ctx.fault;
     }
     if (scratch_overrun(&w->ctx)) return K3_FAULT_SCRATCH;
+    if (inst->op == K3_OP_LOAD || inst->op == K3_OP_EXPERT_FETCH) {
+        const uint32_t fault = bring(w, inst, e, detail);
+        if (fault != K3_FAULT_NONE) return fault;
+    }
     if (own_route) { /* known only now, but nobody has seen the result yet: an expert that is refused stops the run */
         const uint32_t top_k = inst->param[route_slot & ~K3_ROUTE_IN_SCRATCH];
         const uint32_t fault = k3_admit_experts(team, inst, (const uint32_t *)w->ctx.scratch, top_k, detail);
@@ -169,7 +185,7 @@ static uint32_t step_workgroup(K3Worker *w, const K3Program *p, uint32_t workgro
         uint32_t detail = 0;
         const uint64_t start = team->trace.line != NULL ? k3_now_ns() : 0;
         const uint32_t fault = execute(w, p, e, &detail);
-        if (team->trace.line != NULL) trace_event(w, e->inst, workgroup, start);
+        if (team->trace.line != NULL && w->index < team->n_threads) trace_event(w, e->inst, workgroup, start);
         if (fault != K3_FAULT_NONE) {
             trap(w, workgroup, e, fault, detail);
             return done;
@@ -200,7 +216,7 @@ static uint32_t try_workgroup(K3Worker *w, const K3Program *p, uint32_t workgrou
 static uint64_t total_progress(const K3Team *team) {
     uint64_t sum = 0;
     for (uint32_t r = 0; r < team->image->header->n_ranks; r++)
-        for (uint32_t t = 0; t < team->n_threads; t++)
+        for (uint32_t t = 0; t < team->n_workers; t++)
             sum += __atomic_load_n(k3_progress_line(team->memory, r, t), __ATOMIC_RELAXED);
     return sum;
 }
@@ -256,7 +272,11 @@ static void check_waiting(K3Worker *w) {
  * spin would keep the very rank off the core that this one waits for. */
 static void back_off(K3Worker *w) {
     w->idle++;
-    if (w->idle <= w->team->n_pauses) {
+    if (w->index >= w->team->n_threads) { /* one that reads: nobody waits for the time it takes to wake up */
+        const struct timespec nap = {0, w->idle < MOST_IO_NAPS ? IO_NAP_NS * (long)w->idle : IO_NAP_NS * MOST_IO_NAPS};
+        nanosleep(&nap, NULL);
+        check_waiting(w);
+    } else if (w->idle <= w->team->n_pauses) {
         __builtin_ia32_pause();
     } else if (w->idle <= w->team->n_pauses + N_YIELDS) {
         sched_yield();
@@ -275,7 +295,10 @@ static void back_off(K3Worker *w) {
 static void run_workgroups(K3Worker *w) {
     K3Team *team = w->team;
     const K3Program *p = &team->image->program[team->phase];
-    const uint32_t n_workgroups = team->image->header->n_workgroups;
+    const uint32_t n_compute = team->image->header->n_workgroups - (team->n_workers - team->n_threads);
+    const int reads = w->index >= team->n_threads;
+    const uint32_t first = reads ? n_compute + w->index - team->n_threads : w->index;
+    const uint32_t last = reads ? first + 1u : n_compute;
     uint32_t *progress = k3_progress_line(team->memory, team->image->header->rank, w->index);
     uint32_t open = 1;
     w->idle = 0;
@@ -283,13 +306,13 @@ static void run_workgroups(K3Worker *w) {
     while (open > 0 && !stopped(team)) {
         uint32_t done = 0;
         open = 0;
-        for (uint32_t g = w->index; g < n_workgroups; g += team->n_threads) done += try_workgroup(w, p, g, UINT32_MAX, &open);
-        for (uint32_t i = 1; i < n_workgroups && done == 0; i++) {
-            const uint32_t g = (w->index + i) % n_workgroups;
+        for (uint32_t g = first; g < last; g += team->n_threads) done += try_workgroup(w, p, g, UINT32_MAX, &open);
+        for (uint32_t i = 1; i < n_compute && done == 0 && !reads; i++) {
+            const uint32_t g = (w->index + i) % n_compute;
             if (g % team->n_threads != w->index) done = try_workgroup(w, p, g, 1, &open);
         }
         if (done > 0) {
-            __atomic_store_n(progress, *progress + done, __ATOMIC_RELAXED);
+            __atomic_fetch_add(progress, done, __ATOMIC_RELAXED);
             w->idle = 0;
             w->idle_since_ns = 0;
             open = 1; /* it has not looked at all of them */
@@ -305,7 +328,7 @@ static void prepare_thread(const K3Worker *w) {
     const K3Team *team = w->team;
     const uint32_t index = team->image->header->rank * team->n_threads + w->index;
     uint32_t left = index % (uint32_t)CPU_COUNT(&team->cpus);
-    for (int cpu = 0; cpu < CPU_SETSIZE; cpu++) {
+    for (int cpu = 0; cpu < CPU_SETSIZE && w->index < team->n_threads; cpu++) {
         if (!CPU_ISSET(cpu, &team->cpus) || left-- != 0) continue;
         cpu_set_t one;
         CPU_ZERO(&one);
@@ -327,7 +350,8 @@ static void *worker_main(void *argument) {
     for (;;) {
         for (w->idle = 0; __atomic_load_n(&team->go, __ATOMIC_ACQUIRE) == seen;) {
             w->idle++;
-            if (w->idle <= team->n_pauses) __builtin_ia32_pause();
+            if (w->index >= team->n_threads) nanosleep(&(struct timespec){0, IO_NAP_NS * MOST_IO_NAPS}, NULL);
+            else if (w->idle <= team->n_pauses) __builtin_ia32_pause();
             else if (w->idle <= team->n_pauses + N_YIELDS) sched_yield();
             else nanosleep(&(struct timespec){0, SLEEP_NS}, NULL);
         }
@@ -345,7 +369,7 @@ uint32_t k3_team_step(K3Team *team, uint32_t phase, const K3Step *step, uint64_t
     team->step = *step;
     team->phase = phase;
     for (uint32_t g = 0; g < n_workgroups; g++) team->queues[g] = (K3Queue){0, p->queue[g], 0};
-    for (uint32_t t = 0; t < team->n_threads; t++) {
+    for (uint32_t t = 0; t < team->n_workers; t++) {
         K3Ctx *c = &team->workers[t].ctx;
         team->workers[t].digest = 0;
         c->max_tokens = p->row.max_tokens;
@@ -353,7 +377,7 @@ uint32_t k3_team_step(K3Team *team, uint32_t phase, const K3Step *step, uint64_t
         c->fault = K3_FAULT_NONE;
         for (uint32_t i = 0; i < GUARD_WORDS; i++) c->scratch[c->scratch_floats + i] = k3_bits_to_f32(SCRATCH_GUARD);
     }
-    __atomic_store_n(&team->running, team->n_threads, __ATOMIC_RELAXED);
+    __atomic_store_n(&team->running, team->n_workers, __ATOMIC_RELAXED);
     __atomic_fetch_add(&team->go, 1u, __ATOMIC_RELEASE);
     run_workgroups(&team->workers[0]);
     __atomic_fetch_sub(&team->running, 1u, __ATOMIC_ACQ_REL);
@@ -397,6 +421,7 @@ int k3_team_start(K3Team *team, const K3Image *image, const K3Memory *memory, co
     team->memory = memory;
     team->bodies = bodies;
     team->n_threads = n_threads;
+    team->n_workers = n_threads + h->n_load_queues + h->n_fetch_queues;
     team->deadline_ns = deadline_ns;
     if (sched_getaffinity(0, sizeof team->cpus, &team->cpus) != 0) {
         snprintf(why, why_bytes, "no CPU affinity mask");
@@ -405,22 +430,22 @@ int k3_team_start(K3Team *team, const K3Image *image, const K3Memory *memory, co
     /* With a core for every worker a hand-off is worth spinning for; else whoever is awaited needs this core. */
     team->n_pauses = h->n_ranks * n_threads <= (uint32_t)CPU_COUNT(&team->cpus) ? 300u : 20u;
     team->counters = aligned_alloc(K3_LINE, 2 * ((uint64_t)h->max_counters + 1) * sizeof(K3Counter));
-    team->workers = aligned_alloc(K3_LINE, n_threads * sizeof(K3Worker));
+    team->workers = aligned_alloc(K3_LINE, team->n_workers * sizeof(K3Worker));
     team->queues = aligned_alloc(K3_LINE, h->n_workgroups * sizeof *team->queues);
     if (team->counters == NULL || team->workers == NULL || team->queues == NULL) {
         snprintf(why, why_bytes, "out of memory");
         return -1;
     }
     memset(team->counters, 0, 2 * ((uint64_t)h->max_counters + 1) * sizeof(K3Counter));
-    memset(team->workers, 0, n_threads * sizeof(K3Worker));
-    for (uint32_t t = 0; t < n_threads; t++) {
+    memset(team->workers, 0, team->n_workers * sizeof(K3Worker));
+    for (uint32_t t = 0; t < team->n_workers; t++) {
         if (make_worker(team, t) != 0) {
             snprintf(why, why_bytes, "no memory for scratch");
             return -1;
         }
         if (t == 0) continue;
         if (pthread_create(&team->workers[t].thread, NULL, worker_main, &team->workers[t]) != 0) {
-            snprintf(why, why_bytes, "thread %u of %u could not be started", t, n_threads);
+            snprintf(why, why_bytes, "thread %u of %u could not be started", t, team->n_workers);
             return -1;
         }
     }
@@ -431,5 +456,5 @@ int k3_team_start(K3Team *team, const K3Image *image, const K3Memory *memory, co
 void k3_team_stop(K3Team *team) {
     team->quit = 1;
     __atomic_fetch_add(&team->go, 1u, __ATOMIC_RELEASE);
-    for (uint32_t t = 1; t < team->n_threads; t++) pthread_join(team->workers[t].thread, NULL);
+    for (uint32_t t = 1; t < team->n_workers; t++) pthread_join(team->workers[t].thread, NULL);
 }

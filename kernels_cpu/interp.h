@@ -11,6 +11,8 @@
 
 /* Faults of the interpreter's own, above those of k3.h. */
 #define K3_FAULT_SCALE 32u /* an expert's scale byte is 253 or more (numerics rule 4) */
+#define K3_FAULT_IO 33u     /* a weight could not be read: residency.h's io_fault has the range */
+#define K3_FAULT_ABSENT 34u /* an expert was to be used that is not in memory */
 
 typedef struct K3FaultReport {
     uint32_t code, phase, inst, opcode, workgroup, worker, counter, got, expected, detail;
@@ -30,7 +32,9 @@ typedef struct __attribute__((aligned(K3_LINE))) K3Queue {
 } K3Queue;
 
 /* One thread. Its workgroups are index, index + n_threads, ...: the slices of a packet lie on neighbouring
- * workgroups, so this spreads them. When none of its own is ready it runs a slice of another's. Scratch is the thread's, since an op body runs to its end. */
+ * workgroups, so this spreads them. When none of its own is ready it runs a slice of another's. Behind the n_threads
+ * workers come those that read weights, one for each of the last workgroups: they sleep in the device, so they need no
+ * core. Scratch is the thread's, since an op body runs to its end. */
 typedef struct __attribute__((aligned(K3_LINE))) K3Worker {
     K3Team *team;
     uint32_t index, idle;
@@ -44,7 +48,7 @@ struct K3Team {
     const K3Image *image;
     const K3Memory *memory;
     const K3Bodies *bodies;
-    uint32_t n_threads, n_pauses;
+    uint32_t n_threads, n_workers, n_pauses; /* n_workers: with those that read */
     uint64_t deadline_ns;
     cpu_set_t cpus; /* that the process may use */
     K3Counter *counters; /* [2][max_counters] */

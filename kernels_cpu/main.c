@@ -4,7 +4,7 @@
  * has to ask another what was chosen. Everything it says goes to descriptor FD as records, in words only to
  * stderr. With --from N the run begins at position N with noise in all states: what a token costs in a long
  * context, without reading one (its tokens mean nothing; only bench asks for it). Also: --identity (isa hash, source
- * hash, leaves this CPU has), --handlers (opcodes by phase), --measure (measure.c).
+ * hash, leaves this CPU has), --handlers (opcodes by phase), --measure (measure.c), --measure-io (measure_io.c).
  * Exit: 0 done, 1 the driver is gone, 2 usage, 3 image refused, 4 stopped by a fault, 5 this machine is unfit.
  */
 #define _GNU_SOURCE
@@ -30,7 +30,7 @@
 typedef struct Options {
     const char *image, *shared, *logits, *trace, *leaves;
     uint32_t n_threads, from;
-    int records;
+    int records, expert_trace;
     double deadline_s;
 } Options;
 
@@ -92,13 +92,14 @@ static int print_handlers(void) {
 /* ---- options --------------------------------------------------------------------------------------- */
 
 static int parse(Options *o, int argc, char **argv) {
-    *o = (Options){.leaves = "auto", .n_threads = 1, .records = -1, .deadline_s = 60};
+    *o = (Options){.leaves = "auto", .n_threads = 1, .records = -1, .expert_trace = -1, .deadline_s = 60};
     for (int i = 1; i + 1 < argc; i += 2) {
         const char *name = argv[i], *value = argv[i + 1];
         if (strcmp(name, "--image") == 0) o->image = value;
         else if (strcmp(name, "--shared") == 0) o->shared = value;
         else if (strcmp(name, "--logits") == 0) o->logits = value;
         else if (strcmp(name, "--trace") == 0) o->trace = value;
+        else if (strcmp(name, "--expert-trace") == 0) o->expert_trace = (int)strtol(value, NULL, 10);
         else if (strcmp(name, "--from") == 0) o->from = (uint32_t)strtoul(value, NULL, 10);
         else if (strcmp(name, "--leaves") == 0) o->leaves = value;
         else if (strcmp(name, "--threads") == 0) o->n_threads = (uint32_t)strtoul(value, NULL, 10);
@@ -126,9 +127,24 @@ static int allocate(Rank *r) {
 }
 
 static void send_fault(Rank *r, uint32_t phase) {
-    const K3Record record = {.kind = K3_RECORD_FAULT, .rank = r->image.header->rank, .step = r->n_chosen, .phase = phase,
+    K3Record record = {.kind = K3_RECORD_FAULT, .rank = r->image.header->rank, .step = r->n_chosen, .phase = phase,
                              .position = r->from + r->n_read, .fault = r->team.fault};
+    if (r->memory.residency != NULL) record.io = r->memory.residency->io_fault;
     send_record(&record);
+}
+
+static void add_residency(K3Record *record, const K3Residency *r) {
+    if (r == NULL) return;
+    record->n_hits = r->n_hits;
+    record->n_misses = r->n_misses;
+    record->n_read_bytes = r->n_bytes;
+    record->trace_error = r->trace_error;
+}
+
+static uint32_t is_direct(const K3Residency *r) {
+    for (uint32_t i = 0; r != NULL && i < r->image->n_files; i++)
+        if (r->files[i].fd >= 0 && !r->files[i].is_direct) return 0;
+    return r != NULL;
 }
 
 /* This rank's columns of the rows it computed; on a fault they hold NaN like everything else. */
@@ -168,6 +184,7 @@ static int run_step(Rank *r, uint32_t phase, uint32_t n_tokens, int wants_token,
     const uint32_t fault = k3_team_step(&r->team, phase, &step, &record->digest);
     record->ns = k3_now_ns() - start;
     store_logits(r, row, &step, r->n_read);
+    k3_memory_end_step(&r->memory, &r->image);
     if (fault != K3_FAULT_NONE) {
         send_fault(r, phase);
         return -1;
@@ -240,11 +257,12 @@ static int begin_at(Rank *r, uint32_t from, char *why, size_t why_bytes) {
 static int start(Rank *r, const Options *o, const K3Bodies *bodies) {
     char why[512];
     if (k3_image_open(&r->image, o->image, why, sizeof why) != 0) return refuse(3, o->image, why);
-    if (k3_memory_open(&r->memory, &r->image, o->shared, o->logits, o->n_threads, why, sizeof why) != 0) return refuse(3, "weights", why);
+    if (k3_memory_open(&r->memory, &r->image, o->shared, o->logits, o->n_threads + r->image.header->n_load_queues + r->image.header->n_fetch_queues, why, sizeof why) != 0) return refuse(3, "weights", why);
     if (allocate(r) != 0) return refuse(5, "memory", "out of memory");
     if (k3_team_start(&r->team, &r->image, &r->memory, bodies, o->n_threads, (uint64_t)(o->deadline_s * 1e9), why, sizeof why) != 0)
         return refuse(5, "threads", why);
     if (o->trace != NULL && k3_trace_open(&r->team.trace, o->trace, o->n_threads, why, sizeof why) != 0) return refuse(5, "trace", why);
+    if (o->expert_trace >= 0 && r->memory.residency != NULL) k3_residency_trace(r->memory.residency, o->expert_trace);
     if (begin_at(r, o->from, why, sizeof why) != 0) return refuse(2, "--from", why);
     const int canary = k3_canary_ftz();
     if (canary != 0) {
@@ -258,8 +276,9 @@ int main(int argc, char **argv) {
     Options o;
     if (argc == 2 && strcmp(argv[1], "--identity") == 0) return print_identity();
     if (argc == 2 && strcmp(argv[1], "--handlers") == 0) return print_handlers();
+    if (argc > 1 && strcmp(argv[1], "--measure-io") == 0) return k3_measure_io(argc - 2, argv + 2);
     if (argc > 1 && strcmp(argv[1], "--measure") == 0) return k3_measure(argc - 2, argv + 2);
-    if (parse(&o, argc, argv) != 0) return refuse(2, "k3-cpu", "need --image F --shared F --records FD [--logits F] [--trace F] [--from N] [--threads N] [--leaves L] [--deadline S]");
+    if (parse(&o, argc, argv) != 0) return refuse(2, "k3-cpu", "need --image F --shared F --records FD [--logits F] [--trace F] [--expert-trace FD] [--from N] [--threads N] [--leaves L] [--deadline S]");
     prctl(PR_SET_PDEATHSIG, SIGKILL); /* no stray rank after a killed driver; one that died before: the pipe says so */
     record_fd = o.records;
     signal(SIGPIPE, SIG_IGN);
@@ -269,12 +288,14 @@ int main(int argc, char **argv) {
     const int code = start(&rank, &o, bodies);
     if (code != 0) return code;
     K3Record record = {.kind = K3_RECORD_READY, .rank = rank.image.header->rank, .n_tokens = o.n_threads};
+    record.is_direct = is_direct(rank.memory.residency);
     snprintf(record.name, sizeof record.name, "%s", bodies->name);
     send_record(&record);
     const int rc = generate(&rank);
     k3_team_stop(&rank.team);
     if (rc == 0) {
         record = (K3Record){.kind = K3_RECORD_END, .rank = rank.image.header->rank, .step = rank.n_chosen, .peak_bytes = peak_bytes()};
+        add_residency(&record, rank.memory.residency);
         send_record(&record);
     }
     return rc;

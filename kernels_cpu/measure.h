@@ -16,4 +16,7 @@ extern const K3MeasureLoops k3_measure_plain, k3_measure_avx2, k3_measure_avx512
 /* Serve commands from stdin until it ends. `argv` is what follows --measure. Returns the exit code. */
 int k3_measure(int argc, char **argv);
 
+/* --measure-io (measure_io.c): likewise. */
+int k3_measure_io(int argc, char **argv);
+
 #endif

@@ -36,6 +36,20 @@ static const char *map_file(const K3Image *image, uint32_t index, char *why, siz
     return base == MAP_FAILED ? NULL : base;
 }
 
+/* Map the files that some tensor is read from in place. */
+static int map_files(const K3Image *image, const char **file, char *why, size_t why_bytes) {
+    for (uint32_t i = 0; i < image->n_tensors; i++) {
+        const K3TensorRow *t = &image->tensors[i];
+        if (t->place == K3_PLACE_FILE && file[t->file] == NULL && (file[t->file] = map_file(image, t->file, why, why_bytes)) == NULL) return -1;
+        for (uint32_t e = t->expert0; t->place == K3_PLACE_EXPERTS && e < t->expert0 + t->n_experts; e++) {
+            const uint32_t parts[2] = {image->experts[e].packed_file, image->experts[e].scale_file};
+            for (uint32_t k = 0; k < 2; k++)
+                if (file[parts[k]] == NULL && (file[parts[k]] = map_file(image, parts[k], why, why_bytes)) == NULL) return -1;
+        }
+    }
+    return 0;
+}
+
 /* safetensors promises no alignment: a tensor off its element's boundary is copied. */
 static void *aligned(const char *data, uint64_t bytes, uint32_t elem_bytes) {
     if ((uintptr_t)data % elem_bytes == 0) return (void *)(uintptr_t)data;
@@ -49,18 +63,19 @@ static int place_tensors(K3Memory *m, const K3Image *image, const char **file, c
     char *arena = k3_huge_alloc(h->arena_bytes), *own = k3_huge_alloc(h->private_bytes);
     char *peer = k3_segment(m, h->rank) + m->stride - h->peer_bytes;
     if (arena == NULL || own == NULL) return REFUSE("memory for activations: %s", strerror(errno));
-    for (uint32_t e = 0; e < image->n_experts; e++) {
-        const K3ExpertRow *row = &image->experts[e];
-        m->experts[e].packed = (const uint8_t *)file[row->packed_file] + row->packed_offset;
-        m->experts[e].scale = (const uint8_t *)file[row->scale_file] + row->scale_offset;
-    }
     for (uint32_t i = 0; i < image->n_tensors; i++) {
         const K3TensorRow *t = &image->tensors[i];
         void *p = NULL;
+        for (uint32_t e = t->expert0; t->place == K3_PLACE_EXPERTS && e < t->expert0 + t->n_experts; e++) {
+            const K3ExpertRow *row = &image->experts[e];
+            m->experts[e].packed = (const uint8_t *)file[row->packed_file] + row->packed_offset;
+            m->experts[e].scale = (const uint8_t *)file[row->scale_file] + row->scale_offset;
+        }
         if (t->place == K3_PLACE_ARENA) p = arena + t->offset;
         else if (t->place == K3_PLACE_PRIVATE) p = own + t->offset;
         else if (t->place == K3_PLACE_PEER) p = peer + t->offset;
-        else if (t->place == K3_PLACE_EXPERTS) p = m->experts + t->expert0;
+        else if (t->place == K3_PLACE_EXPERTS || t->place == K3_PLACE_SLOTS) p = m->experts + t->expert0;
+        else if (t->place == K3_PLACE_PINNED || t->place == K3_PLACE_RING) p = k3_residency_tensor(m->residency, t);
         else p = aligned(file[t->file] + t->offset, t->bytes, t->elem_bytes);
         if (p == NULL) return REFUSE("memory for tensor %u: %s", i, strerror(errno));
         m->tensor[i] = p;
@@ -69,11 +84,11 @@ static int place_tensors(K3Memory *m, const K3Image *image, const char **file, c
 }
 
 /* Every rank sets the same length, so it does not matter who comes first. */
-static int map_shared(K3Memory *m, const K3Image *image, const char *path, uint32_t n_threads, char *why,
+static int map_shared(K3Memory *m, const K3Image *image, const char *path, uint32_t n_lines, char *why,
                       size_t why_bytes) {
     const K3ImageHeader *h = image->header;
     const uint64_t gates = 2 * (uint64_t)h->max_gates * K3_LINE;
-    m->stride = ((uint64_t)n_threads * K3_LINE + gates + h->peer_bytes + 4095) / 4096 * 4096;
+    m->stride = ((uint64_t)n_lines * K3_LINE + gates + h->peer_bytes + 4095) / 4096 * 4096;
     const uint64_t bytes = K3_SEGMENT_HEADER + m->stride * h->n_ranks;
     const int fd = open(path, O_RDWR | O_CLOEXEC);
     if (fd < 0) return REFUSE("%s: %s", path, strerror(errno));
@@ -100,18 +115,29 @@ static int map_logits(K3Memory *m, const K3Image *image, const char *path, char 
 }
 
 int k3_memory_open(K3Memory *m, const K3Image *image, const char *shared_path, const char *logits_path,
-                   uint32_t n_threads, char *why, size_t why_bytes) {
+                   uint32_t n_lines, char *why, size_t why_bytes) {
     memset(m, 0, sizeof *m);
     const char **file = calloc(image->n_files + 1u, sizeof *file);
     m->tensor = calloc(image->n_tensors + 1u, sizeof *m->tensor);
     m->experts = calloc(image->n_experts + 1u, sizeof *m->experts);
     m->admitted = calloc(image->n_experts + 1u, 1);
     if (file == NULL || m->tensor == NULL || m->experts == NULL || m->admitted == NULL) return REFUSE("out of memory");
-    for (uint32_t i = 0; i < image->n_files; i++)
-        if ((file[i] = map_file(image, i, why, why_bytes)) == NULL) return -1;
-    if (map_shared(m, image, shared_path, n_threads, why, why_bytes) != 0) return -1;
+    if (map_files(image, file, why, why_bytes) != 0) return -1;
+    if (map_shared(m, image, shared_path, n_lines, why, why_bytes) != 0) return -1;
     if (logits_path != NULL && map_logits(m, image, logits_path, why, why_bytes) != 0) return -1;
+    const K3ImageHeader *h = image->header;
+    m->residency = k3_residency_open(image, m->experts, h->n_load_queues + h->n_fetch_queues, k3_progress_line(m, h->rank, 0), why, why_bytes);
+    if (m->residency == NULL && why[0] != 0) return -1;
     const int rc = place_tensors(m, image, file, why, why_bytes);
     free(file);
     return rc;
+}
+
+void k3_memory_end_step(const K3Memory *m, const K3Image *image) {
+    for (uint32_t i = 0; m->residency != NULL && i < image->n_tensors; i++) {
+        const K3TensorRow *t = &image->tensors[i];
+        if (t->place != K3_PLACE_FILE) continue;
+        const uintptr_t first = (uintptr_t)m->tensor[i] & ~(uintptr_t)(K3_IO_PAGE - 1u);
+        madvise((void *)first, (uintptr_t)m->tensor[i] + t->bytes - first, MADV_DONTNEED);
+    }
 }

@@ -3,6 +3,7 @@
 #define K3_CPU_MEMORY_H
 
 #include "image.h"
+#include "residency.h"
 
 /* The shared file: K3_SEGMENT_HEADER bytes whose first word is the abort word (rank + 1 of the first that
  * stopped, 0xffffffff from the driver), then one segment a rank: progress lines, gates in two banks, peer
@@ -14,13 +15,15 @@ typedef struct K3Memory {
     char *shared;        /* the shared file */
     uint64_t stride;     /* from one rank's segment to the next */
     uint32_t *abort_word;
+    K3Residency *residency; /* 0: no memory budget, weights are mapped */
     float *logits_file;  /* [rows][vocab], 0 when nobody asked for logits */
     uint64_t logits_rows;
 } K3Memory;
 
-/* Map everything. Returns 0, or -1 with one line in `why`. `logits_path` may be 0. */
+/* Map everything; under a budget read what has to be there from the start. `n_lines`: progress lines, one for each thread
+ * of the team. Returns 0, or -1 with one line in `why`. `logits_path` may be 0. */
 int k3_memory_open(K3Memory *memory, const K3Image *image, const char *shared_path, const char *logits_path,
-                   uint32_t n_threads, char *why, size_t why_bytes);
+                   uint32_t n_lines, char *why, size_t why_bytes);
 
 static inline char *k3_segment(const K3Memory *m, uint32_t rank) {
     return m->shared + K3_SEGMENT_HEADER + (uint64_t)rank * m->stride;
@@ -29,5 +32,8 @@ static inline char *k3_segment(const K3Memory *m, uint32_t rank) {
 static inline uint32_t *k3_progress_line(const K3Memory *m, uint32_t rank, uint32_t worker) {
     return (uint32_t *)(void *)(k3_segment(m, rank) + (uint64_t)worker * K3_LINE);
 }
+
+/* A step is over: give back the pages of the mapped embedding, which would grow by a row a token. */
+void k3_memory_end_step(const K3Memory *m, const K3Image *image);
 
 #endif

@@ -81,16 +81,18 @@ uint64_t k3_result_digest(const K3Team *team, const K3Inst *inst, const K3Entry 
 
 /* ---- experts --------------------------------------------------------------------------------------- */
 
-/* Numerics rule 4: a scale of 253 or more is refused when an expert is first read, before its first use. */
-static int admit_expert(const K3Memory *m, const K3TensorRow *t, uint32_t expert) {
+/* Numerics rule 4: a scale of 253 or more is refused when an expert is first read, before its first use. An expert that
+ * is not in memory is not used at all. */
+static uint32_t admit_expert(const K3Memory *m, const K3TensorRow *t, uint32_t expert) {
     const uint32_t row = t->expert0 + expert;
-    if (__atomic_load_n(&m->admitted[row], __ATOMIC_RELAXED) != 0) return 1;
+    if (m->experts[row].packed == NULL) return K3_FAULT_ABSENT;
+    if (__atomic_load_n(&m->admitted[row], __ATOMIC_RELAXED) != 0) return K3_FAULT_NONE;
     const uint8_t *scale = m->experts[row].scale;
     uint8_t largest = 0;
     for (uint64_t i = 0; i < t->scale_bytes; i++) largest = scale[i] > largest ? scale[i] : largest;
-    if (largest >= 253) return 0;
+    if (largest >= 253) return K3_FAULT_SCALE;
     __atomic_store_n(&m->admitted[row], 1, __ATOMIC_RELAXED);
-    return 1;
+    return K3_FAULT_NONE;
 }
 
 /* route: top_k ids of every token, then as many weights, which are not looked at. */
@@ -98,12 +100,13 @@ uint32_t k3_admit_experts(const K3Team *team, const K3Inst *inst, const uint32_t
     for (uint32_t k = 0; k < K3_N_HANDLES; k++) {
         if (inst->handle[k] == 0xffff) continue;
         const K3TensorRow *t = &team->image->tensors[inst->handle[k]];
-        if (t->place != K3_PLACE_EXPERTS) continue;
+        if (t->place != K3_PLACE_EXPERTS && t->place != K3_PLACE_SLOTS) continue;
         for (uint32_t n = 0; n < team->step.n_tokens * top_k; n++) {
             const uint32_t expert = route[(uint64_t)(n / top_k) * 2 * top_k + n % top_k];
             *detail = expert;
             if (expert >= t->n_experts) return K3_FAULT_RANGE;
-            if (!admit_expert(team->memory, t, expert)) return K3_FAULT_SCALE;
+            const uint32_t fault = admit_expert(team->memory, t, expert);
+            if (fault != K3_FAULT_NONE) return fault;
         }
     }
     return K3_FAULT_NONE;

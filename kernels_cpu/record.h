@@ -23,9 +23,14 @@ typedef struct K3Record {
     uint64_t ns, peak_bytes;
     K3FaultReport fault;
     char name[16];
+    K3IoFault io;              /* FAULT with code K3_FAULT_IO: what could not be read */
+    uint64_t n_hits, n_misses; /* END: experts found in the cache, and not */
+    uint64_t n_read_bytes;     /* END: from storage, by the steps; 0 where weights are mapped */
+    int32_t trace_error;       /* END: errno that ended the trace of experts */
+    uint32_t is_direct;        /* READY: reads go around the page cache */
 } K3Record;
 
 K3_STATIC_ASSERT(sizeof(K3FaultReport) == 40, "read by records.py");
-K3_STATIC_ASSERT(sizeof(K3Record) == 128, "read by records.py");
+K3_STATIC_ASSERT(sizeof(K3Record) == 192, "read by records.py");
 
 #endif

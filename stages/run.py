@@ -2,18 +2,24 @@
 
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import click
 import numpy as np
 
+from k3tool.artifact import canonical_json
 from k3tool.atomic import Output, artifact_output, atomic_path, check_outputs
+from k3tool.errors import UsageError
+from k3tool.runtime.budget import PRESETS
+from k3tool.runtime.expert_trace import MAGIC as TRACE_MAGIC
+from k3tool.runtime.foresee import Foreseen, foresee, measured_rates, preset_bytes
 from k3tool.runtime.interpreter import LEAVES
-from k3tool.runtime.options import RunOptions, parse_ids
-from k3tool.runtime.run import Event, RunResult, describe, run_model
-from k3tool.tables import count_text
+from k3tool.runtime.options import RunOptions, parse_ids, parse_size
+from k3tool.runtime.run import Event, Reading, RunResult, describe, run_model
+from k3tool.tables import bytes_text, count_text
 from k3tool.targets import DEFAULT_CHUNK, DEFAULT_CONTEXT, get_target
 from stages import options as common
 
@@ -46,6 +52,8 @@ def _outputs(options: RunOptions, logits: Path | None) -> list[Output]:
     outputs = []
     if options.output is not None:
         outputs.append(artifact_output(options.output, "tokens"))
+    if options.expert_trace is not None:
+        outputs.append(Output("--expert-trace", options.expert_trace, "trace", TRACE_MAGIC, 0))
     if logits is not None:  # the archive names its first member behind a header of 30 bytes
         outputs.append(Output("--logits", logits, "archive of logits", b"prefill.npy", 30))
     return outputs
@@ -64,7 +72,18 @@ def summary(result: RunResult) -> str:
     ranks = "1 rank" if result.tp == 1 else f"{result.tp} ranks identical"
     peak = f"peak memory {result.peak_memory_bytes / 1e6:.1f} MB (sum over ranks)"
     count = count_text(len(result.tokens), "token")
+    rates += _reading(result.reading)
     return f"{count} ({result.reason}), " + ", ".join([*rates, peak, ranks])
+
+
+def _reading(found: Reading | None) -> list[str]:
+    """Return what was read under a memory budget, in words."""
+    if found is None:
+        return []
+    asked = found.hits + found.misses
+    share = f", {found.hits} of {asked} experts from the cache" if asked else ""
+    around = "" if found.is_direct else " through the page cache"
+    return [f"read {bytes_text(found.n_bytes)}{around}{share}"]
 
 
 def origin(event: Event) -> str:
@@ -109,12 +128,74 @@ def _until_nobody_reads(
     return show_or_not
 
 
+# -- what a budget is spent on -------------------------------------------------------------------
+
+
+def memory_of(size: str | None, preset: str | None) -> int | None:
+    """Return the bytes of `--memory` or `--preset`. Raises: UsageError for both, or no size."""
+    if size is not None and preset is not None:
+        raise UsageError("--preset", got="also --memory", need="one of the two")
+    if preset is not None:
+        return preset_bytes(preset)
+    return None if size is None else parse_size(size)
+
+
+def plan_only(
+    source: Path, memory: int | None, rates: Sequence[float | None], asked: Mapping[str, Any],
+    as_json: bool,
+) -> None:  # fmt: skip
+    """Print how a budget is spent. Raises: UsageError without one; TargetError below the least."""
+    if memory is None:
+        raise UsageError("--plan-only", got="no budget", need="--memory or --preset")
+    storage, memory_rate = map(_from_gb, rates)
+    foreseen = foresee(
+        source, memory, **asked, storage_rate=storage, memory_rate=memory_rate,
+        measure=measured_rates,
+    )  # fmt: skip
+    if as_json:
+        click.echo(canonical_json(asdict(foreseen) | {"seconds": foreseen.seconds}))
+        return
+    for line in foreseen_lines(foreseen):
+        click.echo(line)
+
+
+def _from_gb(rate: float | None) -> float | None:
+    return None if rate is None else rate * 1e9
+
+
+def foreseen_lines(found: Foreseen) -> Iterator[str]:
+    """Yield a budget's split as a person reads it; bytes are one rank's unless it says so."""
+    p = found.prediction
+    ranks = f"{count_text(p.ranks, 'rank')} and the driver"
+    yield f"budget            {bytes_text(found.memory_bytes)} for {ranks}"
+    yield f"predicted peak    {bytes_text(p.peak_bytes)} of all of them"
+    yield (f"pinned            {bytes_text(p.pinned_bytes)} in "
+           f"{count_text(p.pinned_tensors, 'tensor')}, read once")
+    if p.streamed_tensors:
+        yield (f"streamed          {bytes_text(p.streamed_bytes)} in "
+               f"{count_text(p.streamed_tensors, 'tensor')} a token, through a ring of "
+               f"{bytes_text(p.ring_bytes)}: {100 / p.ring_turns:.0f} % of it read ahead")
+    yield (f"expert slots      {p.expert_slots} of {p.experts}, {bytes_text(p.cache_bytes)}; "
+           f"prompt in steps of {count_text(p.chunk, 'token')}")
+    yield f"everything else   {bytes_text(p.other_bytes)}: state, activations, the process"
+    yield (f"bytes a token     storage {bytes_text(p.storage_bytes_per_token)} at most, "
+           f"memory {bytes_text(p.memory_bytes_per_token)} (full context)")
+    for name, rate in (("storage", found.storage_rate), ("memory", found.memory_rate)):
+        text = "unknown: give it, or a checkpoint" if rate is None else f"{rate / 1e9:.2f} GB/s"
+        yield f"{name + ' rate':17} {text}"
+    if found.seconds is not None:
+        best, worst = found.seconds
+        yield f"seconds a token   {best:.3g} with all reading overlapped, {worst:.3g} with none"
+
+
+# -- the command ---------------------------------------------------------------------------------
+
 _POSITIVE = click.IntRange(min=1)
 
 
 @click.command("run")
 @click.argument("source", type=common.PATH)
-@click.option("--ids", required=True, metavar="1,2,3", help="The prompt, as token ids.")
+@click.option("--ids", metavar="1,2,3", help="The prompt, as token ids.")
 @click.option("--gen", type=_POSITIVE, default=16, show_default=True, help="Tokens to generate.")
 @common.tp()
 @click.option("--threads", type=_POSITIVE, metavar="N",
@@ -129,6 +210,18 @@ _POSITIVE = click.IntRange(min=1)
               help="Instruction set of the op bodies; the bits are the same.")  # fmt: skip
 @click.option("--prefill", type=click.Choice(["prefill", "decode"]), default="prefill",
               show_default=True, help="Program that reads the prompt.")  # fmt: skip
+@click.option("--memory", metavar="SIZE", help="Run in this much memory (8GB), ranks and driver "
+              "together; weights that do not fit are read as they are needed.")
+@click.option("--preset", type=click.Choice([*PRESETS, "auto"]),
+              help="A --memory by name; auto is what this machine's limits leave.")
+@click.option("--plan-only", is_flag=True,
+              help="Say how --memory would be spent and what a token would take; run nothing.")
+@click.option("--storage-rate", type=float, metavar="GB/s",
+              help="For --plan-only: the device's, instead of measuring it.")
+@click.option("--memory-rate", type=float, metavar="GB/s",
+              help="For --plan-only: memory's, instead of measuring it.")
+@click.option("--expert-trace", type=common.PATH, metavar="FILE",
+              help="With --memory: record which experts were asked for (bench cache replays it).")
 @click.option("--cache", type=common.PATH, help="Where missing stages are built. Default: "
               "$XDG_CACHE_HOME/k3tool, or ~/.cache/k3tool.")
 @click.option("--isa", type=common.PATH, help="Run these streams (isa.h5).")
@@ -152,11 +245,22 @@ def command(as_json: bool, verbose: bool, logits: Path | None, **given: Any) -> 
     Example:
       k3tool run CKPT --ids 1,2,3 --gen 16 --tp 8
       k3tool run SHARDS --isa isa.h5 --ids 1,2,3 --gen 16 --json -o tokens.h5
+      k3tool run SHARDS --memory 32GB --ids 1,2,3 --gen 16
+      k3tool run config.json --preset laptop --plan-only --storage-rate 3.2
     """
+    memory = memory_of(given.pop("memory"), given.pop("preset"))
+    rates = [given.pop(f"{kind}_rate") for kind in ("storage", "memory")]
+    if given.pop("plan_only"):
+        names = ("tp", "chunk", "ctx")
+        plan_only(given["source"], memory, rates, {n: given[n] for n in names}, as_json)
+        return
+    if given["ids"] is None:
+        raise UsageError("--ids", got="none", need="token ids such as 1,2,3")
     options = RunOptions(
         ids=parse_ids(given.pop("ids")),
         deadline_seconds=given.pop("deadline"),
         logits=logits is not None,
+        memory_bytes=memory,
         **given,
     )
 

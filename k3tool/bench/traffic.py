@@ -8,7 +8,7 @@ embedding by its rows.
 from collections.abc import Sequence
 from typing import Any
 
-from k3tool.compiler.plan import Tensor
+from k3tool.compiler.plan import EXPERT_ROLES, Tensor
 from k3tool.compiler.record_checks import handles_of
 from k3tool.isa.access import accesses
 from k3tool.isa.columns import spec_of
@@ -30,7 +30,8 @@ def traffic_bytes(packet: Any, tensors: Sequence[Tensor], max_tokens: int, n_ran
             in_place = spec.output.name == operand.name
             total += state_traffic(tensors[handles[operand.name]], in_place, max_tokens)
     for access in accesses(packet, tensors):
-        if tensors[access.handle].role != "state":
+        tensor = tensors[access.handle]
+        if tensor.role != "state" and not tensor.is_weight:
             total += (access.byte1 - access.byte0) * (n_ranks if access.every_rank else 1)
     return total
 
@@ -70,7 +71,7 @@ def state_traffic(tensor: Tensor, in_place: bool, max_tokens: int) -> int:
 def weight_traffic(op: Op, tensor: Tensor, top_k: int, max_tokens: int) -> int:
     """Return the bytes of a weight that a step of `max_tokens` tokens touches at most."""
     rows = tensor.local[0]
-    if tensor.role == "experts":
+    if tensor.role in EXPERT_ROLES:
         return tensor.n_bytes * min(rows, top_k * max_tokens) // rows
     if op is Op.EMBED_BF16:
         return tensor.n_bytes * min(rows, max_tokens) // rows

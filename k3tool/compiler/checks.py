@@ -153,7 +153,7 @@ def _meaning(
         return [not_run(name, "no config is recorded to compare with") for name in names]
     tensors = contexts[0].tensors
     weights = list(weight_faults(tensors, config, tp))
-    n_weights = sum(tensor.role in ("weight", "experts") for tensor in tensors)
+    n_weights = sum(tensor.is_weight for tensor in tensors)
     checks = [outcome(names[1], (f"{n_weights} weights are the config's", weights))]
     return checks + [
         outcome(f"{names[0]} {c.phase_name}", check_meaning(c, config, tp, mode)) for c in contexts

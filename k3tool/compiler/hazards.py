@@ -6,10 +6,12 @@ from the scheduler's own account of them.
 """
 
 from bisect import bisect_left
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 from k3tool.compiler.order import Ordering
+from k3tool.compiler.plan import Tensor
 from k3tool.isa.access import Access, accesses
 
 
@@ -50,7 +52,12 @@ def _touched(
     c: Ordering, found: Sequence[Sequence[Access]]
 ) -> Iterator[tuple[int, Access, _Segment]]:
     """Yield (packet, access, segment) in packet order, noting each access after it was yielded."""
-    spaces = _segments(found)
+    yield from _touch(found, _segments(found))
+
+
+def _touch(
+    found: Sequence[Sequence[Access]], spaces: Mapping[str, tuple[list[int], list[_Segment]]]
+) -> Iterator[tuple[int, Access, _Segment]]:
     for index, packet in enumerate(found):
         for access in packet:
             edges, segments = spaces[access.space]
@@ -119,29 +126,65 @@ def check_memory(c: Ordering) -> tuple[str, list[str]]:
     found, faults = _accesses(c)
     limits = c.limits
     reads = 0
+    held = held_at_end(c)
     for index, access, segment in _touched(c, found):
         tensor = c.tensors[access.handle]
         if access.space not in limits:
+            if tensor.is_weight:
+                faults.append(f"{tensor.name} lies in the {access.space}: the plan has none")
             continue
         if access.byte1 > limits[access.space]:
             got = f"{tensor.name} ends at byte {access.byte1} of {limits[access.space]}"
             faults.append(f"{c.name(index)}: {got} in the {access.space}")
-        if tensor.phase != c.phase_name:
+        if tensor.phase != c.phase_name and not tensor.is_weight:
             faults.append(f"{c.name(index)}: {tensor.name} belongs to phase {tensor.phase}")
         if access.is_write:
             continue
         reads += 1
+        if segment.writer is None and access.space == "ring" and access.handle in held:
+            continue  # from the step before, or from the start of the run
         if segment.writer is None:
             faults.append(f"{c.name(index)} reads {tensor.name}, which nothing has written")
         elif segment.handle != access.handle:
             other = c.tensors[segment.handle].name
             text = f"{c.name(index)} reads {tensor.name}, whose bytes {other} overwrote"
             faults.append(f"{text} in {c.name(segment.writer)}")
-    return f"{reads} reads of the arena and the peer segment", list(dict.fromkeys(faults))
+    return f"{reads} reads of placed memory", list(dict.fromkeys(faults))
+
+
+def held_at_start(c: Ordering) -> set[int]:
+    """Return the handles of the ring that a step reads as the step before left them."""
+    found, _ = _accesses(c)
+    return {
+        access.handle
+        for _, access, segment in _touched(c, found)
+        if access.space == "ring" and not access.is_write and segment.writer is None
+    }
+
+
+def held_at_end(c: Ordering) -> set[int]:
+    """Return the handles whose bytes of the ring are theirs when a step ends.
+
+    What a step reads before any LOAD is there at its start, so unless a LOAD takes its place it is
+    there at its end.
+    """
+    found, _ = _accesses(c)
+    packets = [[access for access in packet if access.space == "ring"] for packet in found]
+    edges, segments = _segments(packets).get("ring", ([], []))
+    spans = {access.handle: access for packet in packets for access in packet}
+    for _ in _touch(packets, {"ring": (edges, segments)}):
+        pass
+    held = set()
+    for handle, span in spans.items():
+        own = segments[bisect_left(edges, span.byte0) : bisect_left(edges, span.byte1)]
+        if all(segment.writer is None or segment.handle == handle for segment in own):
+            held.add(handle)
+    return held
 
 
 def check_steps(contexts: Sequence[Ordering]) -> tuple[str, list[str]]:
-    """D: a peer buffer is not written in a step before every rank has read it in the step before.
+    """D: a peer buffer is not written in a step before every rank has read it in the step before,
+    and what a step finds in the ring of weights is what any step before it left there.
 
     "Arrived" is not "has read". A reader is safe if something later in its own step waits for it on
     all ranks; else whoever writes those bytes next has to be behind a gate of its own step.
@@ -164,4 +207,30 @@ def check_steps(contexts: Sequence[Ordering]) -> tuple[str, list[str]]:
         for w, j, b in writers
         if a.byte0 < b.byte1 and b.byte0 < a.byte1
     ]
+    faults += [
+        f"{c.phase_name} reads {c.tensors[handle].name}, which {other.phase_name} overwrites"
+        for other in contexts
+        for c in contexts
+        for handle in sorted(held_at_start(c) - held_at_end(other))
+    ]
+    faults += _start_overlaps(contexts)
     return f"{len(readers)} last readers, {len(writers)} first writers of peer buffers", faults
+
+
+def _start_overlaps(contexts: Sequence[Ordering]) -> list[str]:
+    """Return what of the ring's contents at a step's start lies on each other's bytes.
+
+    Nothing of the step need have written them, so no order within it would show this.
+    """
+    spans: dict[int, Access] = {}
+    tensors: Sequence[Tensor] = ()
+    for c in contexts:
+        start, tensors = held_at_start(c), c.tensors
+        found, _ = _accesses(c)
+        spans |= {a.handle: a for packet in found for a in packet if a.handle in start}
+    order = sorted(spans.values(), key=lambda access: access.byte0)
+    return [
+        f"{tensors[a.handle].name} and {tensors[b.handle].name} share bytes of the ring at first"
+        for a, b in pairwise(order)
+        if b.byte0 < a.byte1
+    ]

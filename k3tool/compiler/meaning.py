@@ -79,7 +79,7 @@ def weight_faults(tensors: Sequence[Tensor], config: K3Config, tp: int) -> Itera
     """Yield rows of the handle table that are not the weights the config implies."""
     weights = weight_table(config, tp)
     for handle, tensor in enumerate(tensors):
-        if tensor.role not in ("weight", "experts"):
+        if not tensor.is_weight:
             continue
         leaf = weights.get(tensor.leaf)
         if leaf is None:
@@ -116,6 +116,8 @@ class _Reader:
         """Follow one record; return the model's values it makes, and what is wrong with it."""
         spec = spec_of(int(row["op"]))
         assert spec is not None, row["op"]
+        if spec.is_load:
+            return [], None  # it makes no value; what it must bring is a matter of bytes (C, D)
         handles = handles_of(spec, row["handles"].tolist())
         inputs: dict[str, int] = {}
         for operand in input_operands(spec.op):
@@ -179,7 +181,7 @@ class _Reader:
         if handle in self.value:
             return self.value[handle]
         tensor = self.tensors[handle]
-        if (tensor.role in ("weight", "experts")) != (role == "weight"):
+        if tensor.is_weight != (role == "weight"):
             return f"{operand} ({role}) is {tensor.name} ({tensor.role})"
         if role == "weight":
             return self.graph.leaf(Leaf.WEIGHT, tensor.leaf)

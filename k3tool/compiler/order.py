@@ -1,11 +1,13 @@
 """What a phase's waits imply: which packet is over when another one starts, here and everywhere."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
 from k3tool.compiler.plan import Phase, Plan, Tensor
 from k3tool.isa.columns import GATE, Columns, spec_of
+
+EXPERT_MATRICES = 3  # w1, w3 and w2 lie side by side in a slot of the expert cache
 
 
 class Ordering(Protocol):
@@ -32,7 +34,7 @@ class Ordering(Protocol):
 
     @property
     def limits(self) -> dict[str, int]:
-        """Return the bytes of the arena and of the peer segment."""
+        """Return the bytes of each memory space that a plan lays out."""
 
     def name(self, index: int) -> str:
         """Return how messages call a row."""
@@ -78,7 +80,8 @@ class Order:
     @property
     def limits(self) -> dict[str, int]:
         """Return the bytes of the arena and of the peer segment."""
-        return {"arena": self.phase.arena_bytes, "peer": self.phase.peer_bytes}
+        own = {"arena": self.phase.arena_bytes, "peer": self.phase.peer_bytes}
+        return own | weight_spaces(self.plan.params)
 
     def total(self, counter: int) -> int:
         """Return the arrivals at a counter when all its producers are done, 0 if it has none."""
@@ -106,6 +109,14 @@ class Order:
         """Return how messages call a packet."""
         spec = spec_of(int(self.phase.packets["op"][index]))
         return f"packet {index} ({spec.name if spec else '?'})"
+
+
+def weight_spaces(params: Mapping[str, Any]) -> dict[str, int]:
+    """Return the bytes of the ring of weights and a slot's matrices, none without a budget."""
+    residency = params.get("residency")
+    if residency is None:
+        return {}
+    return {"ring": int(residency["ring_bytes"]), "slots": EXPERT_MATRICES}
 
 
 def counter_name(counter: int) -> str:

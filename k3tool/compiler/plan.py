@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from k3tool.artifact import Artifact, Dataset, InputRef, open_artifact, write_artifact
 from k3tool.errors import ArtifactError
-from k3tool.fields import attrs_of, column, params_of, texts
+from k3tool.fields import Fields, attrs_of, column, params_of, texts
 from k3tool.isa import wire
 from k3tool.isa.columns import GATE, PACKET_DTYPE, WAIT_DTYPE
 from k3tool.isa.table import ALL_PHASES as PHASES
@@ -29,6 +29,10 @@ __all__ = ["GATE", "PACKET_DTYPE", "PHASES", "WAIT_DTYPE"]  # re-exported
 PLAN_SCHEMA = 2
 NUMERICS_VERSION = 1
 
+# Whole in memory or mapped, or arriving: one matrix, or a matrix of every expert.
+WEIGHT_ROLES = ("weight", "ring", "experts", "slots")
+EXPERT_ROLES = ("experts", "slots")
+
 Records = npt.NDArray[Any]
 
 
@@ -39,7 +43,9 @@ class Tensor(NamedTuple):
     part. `offset` is in bytes: of the phase's arena (role arena), of the peer segment (role peer),
     else 0. `phase` is set for what belongs to one phase. A weight has its `leaf` name, the stored
     tensor's full name (`source`; an expert leaf's holds `{E}` and ends before `.weight_packed`) and
-    the table's split rule (`split`).
+    the table's split rule (`split`). Under a memory budget a weight that comes by LOAD has role
+    "ring" and `offset` in the ring of weights, experts that come by EXPERT_FETCH role "slots" and
+    as `offset` which of a slot's matrices they are.
     """
 
     name: str
@@ -53,6 +59,11 @@ class Tensor(NamedTuple):
     leaf: str = ""
     source: str = ""
     split: str = ""
+
+    @property
+    def is_weight(self) -> bool:
+        """Whether it is stored in the checkpoint, wherever it lies when it is read."""
+        return self.role in WEIGHT_ROLES
 
     @property
     def is_replicated(self) -> bool:
@@ -206,7 +217,19 @@ def program_params(file: Artifact) -> dict[str, Any]:
     fields.text_table("theorems")
     fields.number_table("eps")
     fields.texts("rules_off")
+    if "residency" in file.params:
+        _require_residency(fields, file.params["residency"])
     return file.params
+
+
+def _require_residency(fields: Fields, found: object) -> None:
+    """Refuse a memory budget's params that are not counts, or name no I/O worker."""
+    least = {"ring_bytes": 0, "slots": 0, "slot_bytes": 0, "load_queues": 1, "fetch_queues": 1}
+    good = isinstance(found, dict) and set(found) == set(least) and all(
+        type(found[name]) is int and found[name] >= n for name, n in least.items()
+    )  # fmt: skip
+    if not good:
+        fields.refuse("residency", found, f"counts of {', '.join(least)}")
 
 
 def phases_in(datasets: Sequence[str], root: str = "") -> tuple[str, ...]:
@@ -223,7 +246,7 @@ def require_phases(tensors: Sequence[Tensor], found: Sequence[str], where: str) 
         raise ArtifactError(f"{where}: phases", got=got, need=need)
 
 
-ROLES = ("arena", "peer", "state", "output", "logits", "weight", "experts")
+ROLES = ("arena", "peer", "state", "output", "logits", *WEIGHT_ROLES)
 DTYPES = ("bf16", "f32", "u32", "mxfp4")
 _MOST_POSITIONS = 1 << 31  # as the interpreters count them
 _MAX_DIMS = 4

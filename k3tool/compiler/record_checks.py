@@ -14,12 +14,14 @@ from k3tool.compiler.handles import weight_bytes
 from k3tool.compiler.memory import ALIGN_BYTES
 from k3tool.compiler.order import Ordering
 from k3tool.compiler.plan import Tensor
+from k3tool.compiler.residency import load_faults
 from k3tool.errors import K3Error
 from k3tool.isa.columns import PACKET_DIGEST, spec_of
-from k3tool.isa.table import Op, Operand, OpSpec
+from k3tool.isa.table import IO_PAGE_BYTES, Op, Operand, OpSpec
 from k3tool.model.operators import input_operands, params_of, record_attrs, solve_sizes, units_of
 
-_WEIGHT_DTYPES = {"weight": ("bf16", "f32"), "experts": ("mxfp4",)}
+_DENSE, _EXPERTS = ("bf16", "f32"), ("mxfp4",)
+_WEIGHT_DTYPES = {"weight": _DENSE, "ring": _DENSE, "experts": _EXPERTS, "slots": _EXPERTS}
 
 
 def tensor_faults(tensors: Sequence[Tensor]) -> Iterator[str]:
@@ -49,9 +51,12 @@ def _place_faults(handle: int, tensor: Tensor) -> Iterator[str]:
     if tensor.role in ("arena", "peer"):
         if tensor.offset % ALIGN_BYTES:
             yield f"{at} begins at byte {tensor.offset}, need a multiple of {ALIGN_BYTES}"
-    elif tensor.offset:
+    elif tensor.role == "ring":
+        if tensor.offset % IO_PAGE_BYTES:
+            yield f"{at} begins at byte {tensor.offset}, need a multiple of {IO_PAGE_BYTES}"
+    elif tensor.offset and tensor.role != "slots":
         yield f"{at} begins at byte {tensor.offset}, a {tensor.role} has a place of its own"
-    if tensor.role in ("weight", "experts", "state") and tensor.phase:
+    if (tensor.is_weight or tensor.role == "state") and tensor.phase:
         yield f"{at} belongs to phase {tensor.phase}, a {tensor.role} outlives phases"
 
 
@@ -84,6 +89,9 @@ def _row_faults(
     handles = handles_of(spec, row["handles"].tolist())
     if any(handle >= len(tensors) for handle in handles.values()):
         return  # the order check names it
+    if spec.is_load:
+        yield from load_faults(row, spec, handles, tensors)
+        return
     shapes = _local_shapes(spec, handles, tensors)
     attrs = record_attrs(spec, row)
     key = (spec.op, tuple(sorted(shapes.items())), tuple(sorted(attrs.items())), tp, max_tokens)

@@ -1,7 +1,9 @@
 """Which bytes a packet reads and writes, from its record and the handle table alone.
 
 The op table says what each operand is; the only thing beyond it is the stack of AttnRes blocks, of
-which an instruction touches a part that a parameter names. Weights are read-only and left out.
+which an instruction touches a part that a parameter names. Weights are left out where they stay for
+the whole run; under a memory budget they lie in a ring or in slots, which LOAD and EXPERT_FETCH
+write.
 """
 
 from collections.abc import Iterator, Sequence
@@ -9,7 +11,7 @@ from typing import Any, NamedTuple
 
 from k3tool.compiler.plan import Tensor
 from k3tool.isa.columns import spec_of
-from k3tool.isa.table import Op, OpSpec, Role
+from k3tool.isa.table import IO_PAGE_BYTES, Op, OpSpec, Role
 
 # Operands of which a part is touched: the parameter that says which part, and whether it is a count
 # of leading blocks or the index of one. Taking the whole stack would order pushes after mixes that
@@ -30,8 +32,9 @@ _WRITES: tuple[Role, ...] = ("out", "inout", "state")
 class Access(NamedTuple):
     """Bytes byte0 .. byte1 of a memory space, touched through one operand.
 
-    `space` is "arena", "peer", or one tensor of its own. `every_rank`: the bytes are read in every
-    rank's memory.
+    `space` is "arena", "peer", "ring", "slots" (whose bytes are a slot's matrices, because which
+    slots a fetch takes is known only when it runs), or one tensor of its own. `every_rank`: the
+    bytes are read in every rank's memory.
     """
 
     space: str
@@ -56,15 +59,27 @@ def accesses(packet: Any, tensors: Sequence[Tensor]) -> Iterator[Access]:
     yield from (access for access in found if access.is_write)
 
 
+def paged_bytes(n_bytes: int) -> int:
+    """Return the bytes of the pages that enclose a tensor, wherever in a file it starts."""
+    return -(-(n_bytes + IO_PAGE_BYTES - 1) // IO_PAGE_BYTES) * IO_PAGE_BYTES
+
+
 def _operand_accesses(spec: OpSpec, packet: Any, tensors: Sequence[Tensor]) -> Iterator[Access]:
     for operand, handle in zip(spec.operands, spec.handles(packet["handles"]), strict=True):
         if handle >= len(tensors):
             raise ValueError(f"{operand.name} has handle {handle} of {len(tensors)}")
         tensor = tensors[handle]
-        fixed = tensor.role in ("weight", "experts")
-        if fixed != (operand.role == "weight"):
+        loads = operand.role == "load"
+        if tensor.is_weight != (loads or operand.role == "weight"):
             raise ValueError(f"{operand.name} ({operand.role}) is {tensor.name} ({tensor.role})")
-        if fixed:
+        if tensor.role in ("weight", "experts"):
+            if loads:
+                raise ValueError(f"{operand.name}: {tensor.name} is in memory from the start")
+            continue
+        if tensor.is_weight:
+            size = paged_bytes(tensor.n_bytes) if tensor.role == "ring" else 1
+            first, last = tensor.offset, tensor.offset + size
+            yield Access(tensor.role, first, last, operand.name, handle, loads, False)
             continue
         if operand.role == "peer" and tensor.role != "peer":
             raise ValueError(f"{operand.name}: {tensor.name} ({tensor.role}) is not a peer buffer")

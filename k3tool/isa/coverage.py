@@ -18,18 +18,18 @@ from k3tool.model.graph import build_graph
 from k3tool.targets import get_target
 from k3tool.verdict import Check, failed, not_run, passed
 
-_WEIGHT_ROLES = ("weight", "experts")
-
 
 def producible_ops(config: K3Config) -> set[int]:
-    """Return the ops that can reach a stream: of the model's graph, by rules, by packing of those.
+    """Return the ops that can reach a stream: of the model's graph, by rules, by packing of those,
+    by a memory budget.
 
     NOP belongs: it is there for protocol tests, and no graph has to make it.
     """
     ops = {node.op for node in build_graph(config).nodes if isinstance(node.op, Op)}
     ops |= {op for rule in RULES for op in rule.made_ops()}
     ops |= {packed for packed, op in PACKINGS.items() if op in ops}
-    return {int(op) for op in ops if SPECS[op].is_emitted} | {int(Op.NOP)}
+    ops |= {Op.NOP, *(op for op, spec in SPECS.items() if spec.is_load)}
+    return {int(op) for op in ops if SPECS[op].is_emitted}
 
 
 def check_weights(isa: Isa, leaves: set[str] | None) -> list[Check]:
@@ -69,7 +69,7 @@ def _weight_handles(packets: Columns, op: int) -> set[int]:
 
 def _check_table(isa: Isa, phase: str, read: set[int]) -> Check:
     name = f"weights of the program read, {phase}"
-    rows = {h: t for h, t in enumerate(isa.tensors) if t.role in _WEIGHT_ROLES}
+    rows = {h: t for h, t in enumerate(isa.tensors) if t.is_weight}
     if not rows:
         return failed(name, "the handle table has no weight: nothing to check")
     unread = [tensor.name for handle, tensor in rows.items() if handle not in read]

@@ -33,7 +33,7 @@ def emit(plan: Plan, target: str, plan_name: str = "plan.h5") -> Isa:
 
 def _emit_phase(plan: Plan, phase: Phase, plan_name: str) -> Stream:
     try:
-        built = queues.build(phase.packets, phase.waits, int(plan.params["workgroups"]), plan.tp)
+        built = queues.build(phase.packets, phase.waits, queues.crew_of(plan.params), plan.tp)
     except ArtifactError as error:
         where = f"{plan_name}: {phase.name}: {error.object}"
         raise ArtifactError(where, got=error.got, need=error.need, hint=error.hint) from None

@@ -22,6 +22,7 @@ def _constants() -> list[str]:
         "K3_PAGE_TOKENS": table.PAGE_TOKENS,
         "K3_CANDIDATE_WORDS": table.CANDIDATE_WORDS,
         "K3_RUN_SHIFT": table.RUN_SHIFT,
+        "K3_LOAD_BLOCK_BYTES": table.LOAD_BLOCK_BYTES,
     }
     return [f"#define {name} {value}" for name, value in pairs.items()]
 

@@ -4,12 +4,15 @@ Array arithmetic throughout: a K3 phase at 256 workgroups has more than half a m
 derives everything from packet columns and knows no file format.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from k3tool.errors import ArtifactError
 from k3tool.isa.columns import ENTRY_DTYPE, GATE, Columns, spec_of
+from k3tool.isa.table import Op
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,32 +53,66 @@ def slice_bounds(packets: Columns) -> Slices:
     return Slices(packet, number, unit0, unit1)
 
 
-def place(slices: Slices, packets: Columns, n_workgroups: int) -> Columns:
+class Crew(NamedTuple):
+    """How many queues there are: of compute, then of workers that LOAD, then that EXPERT_FETCH.
+
+    I/O has queues of its own because a read blocks its worker, and two kinds because a fetch is
+    wanted at once while a LOAD is mostly ahead of its time.
+    """
+
+    compute: int
+    load: int = 0
+    fetch: int = 0
+
+    def first(self, kind: int) -> int:
+        """Return the first queue of a kind: 0 compute, 1 load, 2 fetch."""
+        return sum(self[:kind])
+
+
+def crew_of(params: Mapping[str, Any]) -> Crew:
+    """Return the queues of a plan's parameters."""
+    residency = params.get("residency")
+    io = (residency["load_queues"], residency["fetch_queues"]) if residency else (0, 0)
+    return Crew(int(params["workgroups"]), *map(int, io))
+
+
+def _kinds(packets: Columns) -> Columns:
+    """Return which kind of queue each packet goes to."""
+    ops = packets["op"]
+    return np.where(ops == Op.LOAD, 1, np.where(ops == Op.EXPERT_FETCH, 2, 0))
+
+
+def place(slices: Slices, packets: Columns, crew: Crew) -> Columns:
     """Return the workgroup of every slice.
 
-    Each packet starts where the one before ended, so that packets with fewer slices than workgroups
-    do not all land on the first ones.
+    Each packet starts where the one before it of its kind ended, so that packets with fewer slices
+    than workgroups do not all land on the first ones.
     """
-    n_slices = packets["n_slices"].astype(np.int64)
-    start = np.cumsum(n_slices) - n_slices
-    placed: Columns = (slices.number + start[slices.packet]) % n_workgroups
+    placed: Columns = np.zeros(len(slices.packet), np.int64)
+    kinds = _kinds(packets)
+    for kind, size in enumerate(crew):
+        n_slices = np.where(kinds == kind, packets["n_slices"].astype(np.int64), 0)
+        start = np.cumsum(n_slices) - n_slices
+        own = kinds[slices.packet] == kind
+        numbers = slices.number[own] + start[slices.packet[own]]
+        placed[own] = crew.first(kind) + numbers % max(1, size)
     return placed
 
 
-def build(packets: Columns, waits: Columns, n_workgroups: int, n_ranks: int) -> Queues:
+def build(packets: Columns, waits: Columns, crew: Crew, n_ranks: int) -> Queues:
     """Return the queues of one phase.
 
-    Raises: ArtifactError when a packet has more slices than there are workgroups: a workgroup
-    would then execute two slices of one packet.
+    Raises: ArtifactError when a packet has more slices than there are workgroups of its kind: a
+    workgroup would then execute two slices of one packet.
     """
-    widest = int(packets["n_slices"].max(initial=0))
-    if widest > n_workgroups:
-        bad = int(np.argmax(packets["n_slices"] > n_workgroups))
-        raise ArtifactError(
-            f"packet {bad}: n_slices", got=widest, need=f"at most {n_workgroups} workgroups"
-        )
+    most = np.array(crew)[_kinds(packets)]
+    if (packets["n_slices"] > most).any():
+        bad = int(np.argmax(packets["n_slices"] > most))
+        got, need = int(packets["n_slices"][bad]), f"at most {most[bad]} workgroups"
+        raise ArtifactError(f"packet {bad}: n_slices", got=got, need=need)
+    n_workgroups = sum(crew)
     slices = slice_bounds(packets)
-    workgroup = place(slices, packets, n_workgroups)
+    workgroup = place(slices, packets, crew)
     order = np.argsort(workgroup, kind="stable")  # stable: packet order stays inside a queue
     owner = slices.packet[order]
     entries = np.zeros(len(order), ENTRY_DTYPE)

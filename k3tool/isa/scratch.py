@@ -112,6 +112,11 @@ def moe_down(p: Mapping[str, int], t: int) -> int:
     return p["n_blocks"] * sums + _union(t) + 64 + _even_odd(p["K"], p["top_k"])
 
 
+def fetch(p: Mapping[str, int], t: int) -> int:
+    """Return floats for the routes."""
+    return _topk(p, t)
+
+
 def glu_topk(p: Mapping[str, int], t: int) -> int:
     """Return floats for the routes, then those of the product."""
     return _topk(p, t) + moe_glu(p, t)

@@ -26,7 +26,7 @@ from k3tool.compiler.plan import (
 from k3tool.fields import column
 from k3tool.isa import table
 from k3tool.isa.columns import ENTRY_DTYPE, WAIT_DTYPE, Columns
-from k3tool.isa.queues import Queues
+from k3tool.isa.queues import Crew, Queues, crew_of
 from k3tool.isa.stream_checks import check_tables, refuse
 from k3tool.isa.windows import Windows
 from k3tool.targets import TARGETS
@@ -86,8 +86,19 @@ class Isa:
 
     @property
     def n_workgroups(self) -> int:
-        """Return the number of workgroups, the same in every phase."""
-        return int(self.params["workgroups"])
+        """Return the number of workgroups, the same in every phase; I/O queues come last."""
+        return sum(self.crew)
+
+    @property
+    def residency(self) -> Mapping[str, Any] | None:
+        """Return what a memory budget decided, None where weights simply lie in memory."""
+        found: Mapping[str, Any] | None = self.params.get("residency")
+        return found
+
+    @property
+    def crew(self) -> Crew:
+        """Return how many queues of each kind there are."""
+        return crew_of(self.params)
 
     def opcodes(self) -> dict[str, set[int]]:
         """Return the opcodes of each phase's instructions."""

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from k3tool.compiler.order import weight_spaces
 from k3tool.compiler.plan import Tensor
 from k3tool.isa import device
 from k3tool.isa.columns import GATE, Columns, spec_of
@@ -62,7 +63,8 @@ class StreamOrder:
     @property
     def limits(self) -> dict[str, int]:
         """Return the bytes of the arena and of the peer segment."""
-        return {"arena": self.stream.arena_bytes, "peer": self.stream.peer_bytes}
+        own = {"arena": self.stream.arena_bytes, "peer": self.stream.peer_bytes}
+        return own | weight_spaces(self.isa.params)
 
     def name(self, index: int) -> str:
         """Return how messages call an instruction."""

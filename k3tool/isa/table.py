@@ -30,6 +30,8 @@ N_PARAMS = RECORD_WORDS - WORD_PARAMS
 FLAG_SHIFT = 4  # of word 0's flags: lower bits are the schedule's (`columns`), from here on an op's own
 RUN_SHIFT = 8  # a generated operand constant is slot | place in the slot's run << RUN_SHIFT
 PAGE_TOKENS = 256  # the length of a softmax page: fixed in numerics version 1
+LOAD_BLOCK_BYTES = 1 << 20  # what one read of a LOAD asks the device for
+IO_PAGE_BYTES = 4096  # reads that bypass the page cache start and end on it, in file and memory
 CANDIDATE_WORDS = 4  # argmax candidate: best f32, index u32, second best f32, 0
 
 
@@ -37,6 +39,9 @@ class Op(IntEnum):
     """Opcodes. Append only."""
 
     NOP = 0
+    # weights on their way into memory, by I/O workers
+    LOAD = 1
+    EXPERT_FETCH = 2
     PART = 4
     # dense products
     EMBED_BF16 = 16
@@ -99,17 +104,18 @@ class Op(IntEnum):
 
 
 # Numbers that later steps have a name for: an interpreter traps on them, a table may not use them.
-RESERVED: dict[int, str] = {1: "LOAD", 2: "EXPERT_FETCH", 3: "ROUND_BF16"}
+RESERVED: dict[int, str] = {3: "ROUND_BF16"}
 RETIRED: dict[int, str] = {}
 
 # What an operand is. "in": an activation; "peer": an activation in this collective's peer slots, read
 # from every rank; "weight"; "state": read and written in place, lives across steps; "inout": an
-# activation written in place; "out": the result.
-Role = Literal["in", "peer", "weight", "state", "inout", "out"]
+# activation written in place; "out": the result; "load": a weight that is brought into memory.
+Role = Literal["in", "peer", "weight", "state", "inout", "out", "load"]
 # What slices divide. A unit of "token" is one token's whole row; of every other axis it is
 # ``unit_cols`` neighbouring columns of the output for every token of the step. Several results lie
-# side by side in that count, though each has a buffer of its own; a "member" is one of them.
-Unit = Literal["token", "row", "column", "channel", "head", "step", "member"]
+# side by side in that count, though each has a buffer of its own; a "member" is one of them. A
+# "block" is LOAD_BLOCK_BYTES of a weight's pages, or one I/O worker's share of the experts.
+Unit = Literal["token", "row", "column", "channel", "head", "step", "member", "block"]
 # Where the result lives. "replicated": the same on every rank; "follow": as the first "in" operand;
 # "weight": rows of the weight, so sharded when the weight is split by rows; "partial": a subtree of
 # a row-parallel sum, to be reduced.
@@ -184,7 +190,7 @@ class OpSpec:
     @property
     def output(self) -> Operand:
         """The operand that holds the result: "out", else the one written in place."""
-        for role in ("out", "inout", "state"):
+        for role in ("out", "inout", "state", "load"):
             for operand in self.operands:
                 if operand.role == role:
                     return operand
@@ -204,6 +210,11 @@ class OpSpec:
     def is_emitted(self) -> bool:
         """Whether it is an instruction at all, not a name that only the graph needs."""
         return bool(self.targets)
+
+    @property
+    def is_load(self) -> bool:
+        """Whether it moves weights from storage into memory, and so runs on an I/O worker."""
+        return any(operand.role == "load" for operand in self.operands)
 
     @property
     def is_collective(self) -> bool:
@@ -319,6 +330,8 @@ def _mix_linears_row(op: Op, n: int, rows: str, flags: str = "round:flag:1") -> 
 _ROWS: tuple[OpSpec, ...] = (
     #    op                    operands                                             params                                          unit      grain placement     scratch     formula
     _row(Op.NOP,               "out:y",                                             "",                                             "step",    1, "replicated", scratch.none,      "nothing"),
+    _row(Op.LOAD,              "load:w",                                            "",                                             "block",   1, "weight",     scratch.none,      "w's bytes, from its file to its place in the ring of weights", targets=("cpu",)),
+    _row(Op.EXPERT_FETCH,      "scores weight:bias load:w1 load:w3 load:w2",        "top_k:u32:experts n_experts:u32:experts",      "block",   1, "weight",     scratch.fetch,     "the experts of router_topk(scores), from their files to slots of the expert cache", targets=("cpu",)),
     _row(Op.PART,              "group out:y",                                       "index:u32:1",                                  "step",    1, "follow",     scratch.none,      "value index of a group: a name in the graph, no instruction", targets=()),
     _row(Op.EMBED_BF16,        "weight:table out:y",                                "vocab:u32:rows",                               "column", 16, "replicated", scratch.none,      "y[t] = table[token_id[t]]: a move"),
     _row(Op.GEMV_BF16,         "x weight:w out:y",                                  "K:u32:elements head_only:u32:flag round:flag:1", "row",     8, "weight",     scratch.gemv,      "y[t,r] = rule3(w[r], x[t]); head_only: tokens from head_from on", whole="x"),

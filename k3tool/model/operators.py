@@ -31,6 +31,8 @@ _MIX = f"prefix:K part:K+{PART_EXTRA} res_norm:K res_proj:1,K norm:K"
 # State operands are in place and are not sized here.
 SIZES: dict[Op, str] = {
     Op.NOP: "-> W",
+    Op.LOAD: "-> W",  # not solved: no value of the graph; compiler.residency sizes both
+    Op.EXPERT_FETCH: "scores:E bias:E -> W",
     Op.PART: "group:W -> W",  # not solved: the group's row says how wide its values are
     Op.EMBED_BF16: "table:V,W -> W",
     Op.GEMV_BF16: "x:K w:R,K -> R",
@@ -149,7 +151,7 @@ def record_attrs(spec: OpSpec, row: Any) -> dict[str, int]:
 @cache
 def input_operands(op: Op) -> tuple[Operand, ...]:
     """Return the operands that are a node's inputs, in table order: all but the result."""
-    return tuple(operand for operand in SPECS[op].operands if operand.role != "out")
+    return tuple(o for o in SPECS[op].operands if o.role not in ("out", "load"))
 
 
 # -- sizes -------------------------------------------------------------------------------------

@@ -116,7 +116,8 @@ def keyword_names(reference: Reference) -> tuple[str, ...]:
 
 def check(references: Mapping[Op, Reference]) -> None:
     """Assert that there is a meaning for every row and that it reads as the row does."""
-    assert set(references) == set(SPECS), "every op of the table has one meaning"
+    due = {op for op, spec in SPECS.items() if not spec.is_load}  # moving weights has no value
+    assert set(references) == due, "every op that makes a value has one meaning"
     for op, reference in references.items():
         spec = SPECS[op]
         parameters = tuple(inspect.signature(reference).parameters.values())

@@ -59,10 +59,10 @@ class Memory:
                 words = self._peer if tensor.role == "peer" else self._arena[tensor.phase]
                 first, size = tensor.offset // _F32_BYTES, tensor.n_bytes // _F32_BYTES
                 return words[first : first + size].reshape(tensor.local)
-            case "weight":
+            case "weight" | "ring":
                 bits = self._folder.read(tensor.source)[: tensor.local[0]]
                 return decode_bf16(bits) if tensor.dtype == "bf16" else bits.astype(np.float64)
-            case "experts":
+            case "experts" | "slots":
                 leaf = ExpertLeaf(self._folder, decode_mxfp4)
                 for expert in range(tensor.local[0]):
                     name = tensor.source.replace("{E}", str(expert))
@@ -113,6 +113,8 @@ class Vm:
         record = stream.instructions[rank][index]
         spec = spec_of(int(record[0]) & 0xFFFF)
         assert spec is not None, f"{stream.name}: instruction {index}: opcode {record[0] & 0xFFFF}"
+        if spec.is_load:
+            return  # here every weight is whole in memory
         reference = REFERENCE[spec.op]
         operands = [self._operand(spec, record, name, rank, step) for name in operand_names(spec)]
         keywords = self._keywords(spec, record) | {"step": step}

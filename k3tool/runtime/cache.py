@@ -20,7 +20,7 @@ from k3tool.checkpoint.shard_writer import shard_checkpoint
 from k3tool.checkpoint.shards import SHARDS_NAME, SHARDS_SCHEMA, Shards
 from k3tool.compiler.checks import check_program, require_proved, verify_program
 from k3tool.compiler.compile import compile_plan
-from k3tool.compiler.plan import load_plan
+from k3tool.compiler.plan import Plan, load_plan
 from k3tool.compiler.proved import save_proved_isa, save_proved_plan
 from k3tool.errors import ArtifactError, K3Error, TargetError, UsageError
 from k3tool.fields import params_of
@@ -29,6 +29,7 @@ from k3tool.isa.stream import Isa, load_isa
 from k3tool.isa.table import isa_hash
 from k3tool.model.config import K3Config
 from k3tool.model.sizes import rank_bytes
+from k3tool.runtime.budget import fit
 from k3tool.runtime.build import ROOT
 from k3tool.runtime.finite import state_key
 from k3tool.runtime.options import RunOptions, check_fixed, context_of
@@ -39,6 +40,7 @@ from k3tool.targets import BATCH, DEFAULT_CHUNK, MOST_RANKS, get_target
 TARGET = "cpu"
 Say = Callable[[str], None]
 _COMPILER_FOLDERS = ("compiler", "isa", "model")
+_BUDGET = ROOT / "k3tool" / "runtime" / "budget.py"
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,10 +218,13 @@ def _cached_program(source: Source, options: RunOptions, say: Say) -> Program:
         "without": sorted(options.without),
         "numerics": options.numerics or "f32",
     }
+    budget = {} if options.memory_bytes is None else {"memory": options.memory_bytes}
     eps = dict(sorted(source.config.eps.items()))
     reference = source.as_input()
     unnamed = reference._replace(name="")  # a renamed folder holds the same checkpoint
-    identity = canonical_json([settings, eps, unnamed, isa_hash(), _compiler_hash()])
+    identity = canonical_json(
+        [settings | budget, eps, unnamed, isa_hash(), _compiler_hash()]
+    )
     key = "program-" + hashlib.sha256(identity.encode()).hexdigest()[:24]
     path, plan_path = folder / f"{key}.isa.h5", folder / f"{key}.plan.h5"
     with _locked(folder, key):
@@ -234,9 +239,17 @@ def _cached_program(source: Source, options: RunOptions, say: Say) -> Program:
                 say(f"program from the cache: {path}")
                 return Program(isa, path.name, "reused")
         say(f"compiling: {path}")
-        compiled = compile_plan(
-            source.config, inputs=[reference], checkpoint_identity=source.identity, **settings
-        )
+
+        def compile_chunk(chunk: int) -> Plan:
+            return compile_plan(
+                source.config, inputs=[reference], checkpoint_identity=source.identity,
+                **(settings | {"chunk": chunk}),
+            )  # fmt: skip
+
+        if options.memory_bytes is None:
+            compiled = compile_chunk(settings["chunk"])
+        else:
+            compiled = fit(compile_chunk, settings["chunk"], options.memory_bytes)
         plan = save_proved_plan(compiled, plan_path)
         save_proved_isa(emit(plan, target.name, plan_path.name), path)
         return Program(load_isa(path), path.name, "built")
@@ -246,7 +259,7 @@ def _compiler_hash() -> str:
     """Return a hash of the sources that turn a config into streams: they are an input as well."""
     digest = hashlib.sha256()
     for folder in _COMPILER_FOLDERS:
-        for path in sorted((ROOT / "k3tool" / folder).glob("*.py")):
+        for path in [*sorted((ROOT / "k3tool" / folder).glob("*.py")), _BUDGET]:
             digest.update(path.name.encode() + path.read_bytes())
     return digest.hexdigest()
 
@@ -254,7 +267,8 @@ def _compiler_hash() -> str:
 def _check_settings(isa: Isa, settings: dict[str, Any], name: str) -> None:
     """Refuse a cache entry that is not what its key says: a file may have been put in its place."""
     for key in ("workgroups", "chunk", "batch"):
-        if isa.params[key] != settings[key]:
+        fewer = key == "chunk" and isa.residency is not None and isa.params[key] < settings[key]
+        if isa.params[key] != settings[key] and not fewer:
             raise ArtifactError(f"{name}: {key}", got=isa.params[key], need=settings[key])
     _check_mode(isa, settings["numerics"], name)
     if int(isa.params["ctx"]) < int(settings["ctx"]):  # compiled ones are rounded up to pages

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 import numpy as np
 
 from k3tool.checkpoint.findings import Finding
-from k3tool.compiler.plan import Tensor
+from k3tool.compiler.plan import EXPERT_ROLES, Tensor
 from k3tool.errors import K3Error, UnsoundError
 from k3tool.isa import device
 from k3tool.isa.columns import spec_of
@@ -21,15 +21,21 @@ _UPSTREAM = (
 )
 
 
-def fault_error(isa: Isa, fault: records.Fault, weights: Sequence[RankWeights]) -> K3Error:
-    """Return the error that a user sees.
+def fault_error(
+    isa: Isa, fault: records.Fault, weights: Sequence[RankWeights], paths: Sequence[str]
+) -> K3Error:
+    """Return the error that a user sees; `paths` are the files of the rank's image.
 
     A refused scale is named as inspect and shard name it: file, tensor, row, group, value.
     """
     operands = dict(_operands(isa, fault))
+    if fault.code == records.IO and fault.io is not None:
+        lost = " ".join(t.name for t in operands.values() if t.role in ("ring", "slots"))
+        at = f"{lost} for rank {fault.rank}, position {fault.position}"
+        return fault.io.error(paths[fault.io.file], at)
     if fault.code == records.SCALE and fault.rank < len(weights):
         for tensor in operands.values():
-            if tensor.role == "experts":
+            if tensor.role in EXPERT_ROLES:
                 found = _refused_scale(weights[fault.rank], tensor, fault)
                 if found is not None:
                     return found

@@ -13,14 +13,21 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from k3tool.compiler.plan import Tensor
+from k3tool.compiler.plan import EXPERT_ROLES, Tensor
 from k3tool.compiler.record_checks import results_of
 from k3tool.errors import ArtifactError
 from k3tool.isa.stream import Isa, Stream
 from k3tool.isa.table import ALL_PHASES, PAGE_TOKENS, SPECS, WORD_PARAMS, OpSpec, isa_hash
+from k3tool.runtime.homes import (
+    check_alignment,
+    pinned_bytes,
+    primed_handles,
+    row_tables,
+    weight_homes,
+)
 from k3tool.runtime.weights import ExpertBytes, RankWeights, TensorBytes
 
-MAGIC, VERSION = b"K3IMAGE\0", 1
+MAGIC, VERSION = b"K3IMAGE\0", 2
 N_OPCODES, NO_SLOT, ALIGN = 256, 0xFF, 64
 ROUTE_IN_SCRATCH = 0x80
 SECTIONS = (
@@ -36,7 +43,9 @@ HEADER_DTYPE = np.dtype(
         ("max_pages", "<u4"), ("max_context", "<u4"), ("max_counters", "<u4"), ("max_gates", "<u4"),
         ("arena_bytes", "<u8"), ("private_bytes", "<u8"), ("peer_bytes", "<u8"),
         ("chunk", "<u4"), ("n_gen", "<u4"), ("all_logits", "<u4"), ("vocab", "<u4"),
-        ("first_phase", "<u4"), ("reserved", "<u4"),
+        ("first_phase", "<u4"), ("n_load_queues", "<u4"), ("n_fetch_queues", "<u4"),
+        ("n_expert_slots", "<u4"),
+        ("ring_bytes", "<u8"), ("pinned_bytes", "<u8"), ("slot_bytes", "<u8"),
     ]
 )  # fmt: skip
 SECTION_DTYPE = np.dtype(
@@ -62,7 +71,8 @@ TENSOR_DTYPE = np.dtype(
     [
         ("place", "<u4"), ("elem_bytes", "<u4"), ("offset", "<u8"), ("bytes", "<u8"),
         ("file", "<u4"), ("row_elems", "<u4"), ("expert0", "<u4"), ("n_experts", "<u4"),
-        ("packed_bytes", "<u8"), ("scale_bytes", "<u8"), ("replicated", "<u4"), ("reserved", "<u4"),
+        ("packed_bytes", "<u8"), ("scale_bytes", "<u8"), ("replicated", "<u4"),
+        ("is_primed", "<u4"), ("home", "<u8"),
     ]
 )  # fmt: skip
 EXPERT_DTYPE = np.dtype(
@@ -72,10 +82,11 @@ EXPERT_DTYPE = np.dtype(
     ]
 )  # fmt: skip
 FILE_DTYPE = np.dtype([("path_offset", "<u8"), ("bytes", "<u8")])
-assert HEADER_DTYPE.itemsize == 176
-assert TENSOR_DTYPE.itemsize == 64
+assert HEADER_DTYPE.itemsize == 208
+assert TENSOR_DTYPE.itemsize == 72
 
 PLACE_FILE, PLACE_EXPERTS, PLACE_ARENA, PLACE_PEER, PLACE_PRIVATE = 1, 2, 3, 4, 5
+PLACE_PINNED, PLACE_RING, PLACE_SLOTS = 6, 7, 8
 DIGEST_NONE, DIGEST_ROWS, DIGEST_CACHE, DIGEST_GROUP = 0, 1, 2, 3
 UNIT_COLUMNS, UNIT_TOKEN, UNIT_STEP, UNIT_MEMBER = 0, 1, 2, 3
 _UNIT_KINDS = {"token": UNIT_TOKEN, "step": UNIT_STEP, "member": UNIT_MEMBER}
@@ -235,6 +246,17 @@ class _Files:
         return rows, np.frombuffer(text, "u1")
 
 
+def image_paths(image: bytes) -> list[str]:
+    """Return the paths of an image's files, in the order that faults count them."""
+    header = np.frombuffer(image, HEADER_DTYPE, 1)[0]
+    table = np.frombuffer(image, SECTION_DTYPE, int(header["n_sections"]), HEADER_DTYPE.itemsize)
+    rows = {SECTIONS[int(row["kind"]) - 1]: row for row in table}
+    text, files = rows["text"], rows["file"]
+    names = image[int(text["offset"]) :][: int(text["count"])]
+    found = np.frombuffer(image, FILE_DTYPE, int(files["count"]), int(files["offset"]))
+    return [os.fsdecode(names[int(at) :].split(b"\0", 1)[0]) for at in found["path_offset"]]
+
+
 def _tensor_rows(
     isa: Isa, places: _Places, weights: RankWeights, files: _Files
 ) -> tuple[Array, Array]:
@@ -242,7 +264,10 @@ def _tensor_rows(
     roles = {
         "arena": PLACE_ARENA, "peer": PLACE_PEER, "state": PLACE_PRIVATE, "output": PLACE_PRIVATE,
         "logits": PLACE_PRIVATE, "weight": PLACE_FILE, "experts": PLACE_EXPERTS,
+        "ring": PLACE_RING, "slots": PLACE_SLOTS,
     }  # fmt: skip
+    homes = weight_homes(isa)
+    primed = primed_handles(isa)
     rows = np.zeros(len(isa.tensors), TENSOR_DTYPE)
     experts: list[ExpertBytes] = []
     for handle, tensor in enumerate(isa.tensors):
@@ -251,9 +276,14 @@ def _tensor_rows(
         row["bytes"], row["offset"] = tensor.n_bytes, places.offsets[handle]
         row["row_elems"] = tensor.local[-1] if tensor.local else 0
         row["replicated"] = tensor.is_replicated
-        if tensor.role == "weight":
+        if tensor.role in ("weight", "ring"):
             _point_at(row, weights.tensor(tensor), files)
-        elif tensor.role == "experts":
+            row["is_primed"] = handle in primed
+        if handle in homes:
+            row["place"] = PLACE_RING if tensor.role == "ring" else PLACE_PINNED
+            row["home"] = homes[handle]
+            check_alignment(tensor, weights.tensor(tensor), ELEM_BYTES[tensor.dtype])
+        if tensor.role in EXPERT_ROLES:
             found = weights.experts(tensor)
             row["expert0"], row["n_experts"] = len(experts), len(found)
             row["packed_bytes"] = found[0].packed.n_bytes
@@ -328,7 +358,7 @@ def _route_slot(spec: OpSpec) -> int:
     names = [operand.name for operand in spec.operands]
     if "route" in names:
         return spec.slot("route")
-    if "scores" in names:
+    if "scores" in names and not spec.is_load:
         return ROUTE_IN_SCRATCH | spec.word("top_k") - WORD_PARAMS
     return NO_SLOT
 
@@ -357,6 +387,14 @@ def _header(isa: Isa, rank: int, request: Request, vocab: int, places: _Places) 
         "all_logits": int(request.all_logits), "vocab": vocab,
         "first_phase": ALL_PHASES.index(request.first_phase),
     }  # fmt: skip
+    if isa.residency is not None:
+        residency = isa.residency
+        values |= {
+            "n_load_queues": isa.crew.load, "n_fetch_queues": isa.crew.fetch,
+            "n_expert_slots": residency["slots"], "slot_bytes": residency["slot_bytes"],
+            "ring_bytes": residency["ring_bytes"],
+            "pinned_bytes": pinned_bytes(isa.tensors, row_tables(isa)),
+        }  # fmt: skip
     for name, value in values.items():
         header[name] = value
     return header

@@ -1,5 +1,6 @@
 """What a run is asked for, and every refusal that needs no weight: ids, lengths, prefill."""
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,8 +23,9 @@ class RunOptions:
     """One run. `source` is a checkpoint or a shards folder; None means: chosen from the rest.
 
     `threads` is per rank. `prefill` names the program that reads the prompt; `decode` reads one
-    token a step. `numerics`, `without` and `eps` change the plan. `interpreter` runs another build
-    of `k3-cpu`.
+    token a step. `numerics`, `without` and `eps` change the plan. `memory_bytes` is for all ranks
+    and the driver; None maps the weights and leaves memory to the system. `expert_trace` is where
+    to record which experts were asked for. `interpreter` runs another build of `k3-cpu`.
     """
 
     source: Path
@@ -43,6 +45,8 @@ class RunOptions:
     isa: Path | None = None
     plan: Path | None = None
     deadline_seconds: float = 60.0
+    memory_bytes: int | None = None
+    expert_trace: Path | None = None
     prefill: str = "prefill"
     without: tuple[str, ...] = ()
     eps: Mapping[str, float] = field(default_factory=dict)
@@ -60,6 +64,21 @@ def parse_ids(text: str) -> tuple[int, ...]:
             raise UsageError("--ids", got=got, need="token ids such as 1,2,3")
         ids.append(int(word))
     return tuple(ids)
+
+
+_SIZE = re.compile(r"\s*([0-9]{1,18}(?:\.[0-9]{1,9})?)\s*([A-Za-z]*)\s*", re.ASCII)
+_SIZE_UNITS = {
+    "": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12,
+    "KIB": 1 << 10, "MIB": 1 << 20, "GIB": 1 << 30, "TIB": 1 << 40,
+}  # fmt: skip
+
+
+def parse_size(text: str, option: str = "--memory") -> int:
+    """Return the bytes of `8GB`, `512 MiB` or a plain number. Raises: UsageError quoting it."""
+    found = _SIZE.fullmatch(text)
+    if found is None or found[2].upper() not in _SIZE_UNITS:
+        raise UsageError(option, got=repr(text[:40]), need="a size such as 8GB, 8GiB or 500MB")
+    return int(float(found[1]) * _SIZE_UNITS[found[2].upper()])
 
 
 def check_request(options: RunOptions, config: K3Config) -> None:
@@ -86,6 +105,10 @@ def check_request(options: RunOptions, config: K3Config) -> None:
         raise UsageError("--chunk", got=options.chunk, need="1 with --prefill decode", hint=hint)
     if options.isa is not None and options.plan is not None:
         raise UsageError("--plan", got="also --isa", need="one of the two")
+    if options.memory_bytes is not None and (options.isa or options.plan):
+        raise UsageError(
+            "--memory", got="also --isa or --plan", need="one of them: a plan has its own budget"
+        )
     if not 0 < options.deadline_seconds <= MOST_DEADLINE_SECONDS:
         most = f"seconds above 0, at most {MOST_DEADLINE_SECONDS:.0f}"
         raise UsageError("--deadline", got=options.deadline_seconds, need=most)

@@ -45,6 +45,8 @@ class Launch:
     deadline_seconds: float = 60.0
     logits_shape: tuple[int, int] | None = None
     program: str = "the program"  # what the images are made of, for messages
+    n_io: int = 0  # threads that read weights, per rank
+    expert_trace: int | None = None  # a descriptor that rank 0 writes K3ExpertEvent rows to
     trace_events: int = 0  # a worker; 0 for no trace
     first_position: int = 0  # above 0: a measurement with noise in all states
 
@@ -61,6 +63,8 @@ class _Rank:
     leaves: str = ""
     ended: bool = False
     peak_bytes: int = 0
+    end: Any = None  # the END record
+    is_direct: bool = False
 
 
 class RankGroup:
@@ -142,6 +146,9 @@ class RankGroup:
             self._traces.append(self._memory_file("the trace", n_bytes))
             command += ["--trace", _open_path(self._traces[-1])]
             passed.append(self._traces[-1])
+        if launch.expert_trace is not None and number == 0:
+            command += ["--expert-trace", str(launch.expert_trace)]
+            passed.append(launch.expert_trace)
         if launch.first_position:
             command += ["--from", str(launch.first_position)]
         try:
@@ -192,6 +199,15 @@ class RankGroup:
     def peak_bytes(self) -> int:
         """Return the sum of the ranks' peak resident memory (mapped weights included)."""
         return sum(rank.peak_bytes for rank in self._ranks)
+
+    @property
+    def is_direct(self) -> bool:
+        """Return whether every rank reads its weights around the page cache."""
+        return all(rank.is_direct for rank in self._ranks)
+
+    def ends(self, name: str) -> list[int]:
+        """Return a field of every rank's last record; the ranks must have ended."""
+        return [int(rank.end[name]) for rank in self._ranks]
 
     def logits(self) -> Array:
         """Return the gathered logits, float32 [rows, vocab]; the ranks must have ended."""
@@ -249,7 +265,8 @@ class RankGroup:
     def _progress(self) -> bytes:
         """Return all ranks' progress lines (kernels_cpu/memory.h), whatever lies between."""
         assert self._segments is not None
-        n_lines, n_bytes = self._launch.n_threads, os.fstat(self._segments).st_size
+        n_lines = self._launch.n_threads + self._launch.n_io
+        n_bytes = os.fstat(self._segments).st_size
         if n_bytes <= mmap.PAGESIZE:
             return b""  # no rank has laid out the segments yet
         stride = (n_bytes - mmap.PAGESIZE) // len(self._launch.images)
@@ -283,10 +300,11 @@ class RankGroup:
         kind = int(row["kind"])
         if kind == records.READY:
             rank.leaves = bytes(row["name"]).decode()
+            rank.is_direct = bool(row["is_direct"])
         elif kind in (records.PROMPT, records.TOKEN):
             rank.steps.append(row)
         elif kind == records.END:
-            rank.ended, rank.peak_bytes = True, int(row["peak_bytes"])
+            rank.ended, rank.peak_bytes, rank.end = True, int(row["peak_bytes"]), row
         elif kind == records.FAULT:
             self._faults.append(records.parse_fault(row))
             rank.ended = True

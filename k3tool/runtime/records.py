@@ -1,10 +1,11 @@
 """The records a rank writes on its pipe (layout: kernels_cpu/record.h), and faults in words."""
 
+import os
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from k3tool.errors import K3Error, TargetError, UnsoundError
+from k3tool.errors import ArtifactError, K3Error, TargetError, UnsoundError
 from k3tool.isa.columns import GATE, spec_of
 from k3tool.isa.table import ALL_PHASES, RESERVED
 
@@ -13,6 +14,10 @@ NO_INDEX = 0xFFFFFFFF
 
 _FAULT_WORDS = ("code", "phase", "inst", "opcode", "workgroup", "worker", "counter", "got",
                 "expected", "detail")  # fmt: skip
+_IO_FIELDS = (
+    ("kind", "<u4"), ("file", "<u4"), ("error", "<i4"), ("reserved", "<u4"), ("offset", "<u8"),
+    ("bytes", "<u8"),
+)  # fmt: skip
 RECORD_DTYPE = np.dtype(
     [
         ("kind", "<u4"), ("rank", "<u4"), ("step", "<u4"), ("phase", "<u4"),
@@ -20,14 +25,40 @@ RECORD_DTYPE = np.dtype(
         ("best", "<f4"), ("second", "<f4"), ("reserved", "<u4"),
         ("digest", "<u8"), ("logits_digest", "<u8"), ("ns", "<u8"), ("peak_bytes", "<u8"),
         ("fault", [(name, "<u4") for name in _FAULT_WORDS]), ("name", "S16"),
+        ("io", [(name, kind) for name, kind in _IO_FIELDS]),
+        ("n_hits", "<u8"), ("n_misses", "<u8"), ("n_read_bytes", "<u8"),
+        ("trace_error", "<i4"), ("is_direct", "<u4"),
     ]
 )  # fmt: skip
-assert RECORD_DTYPE.itemsize == 128
+assert RECORD_DTYPE.itemsize == 192
 
 # K3Fault of kernels_common/k3.h, and K3_FAULT_SCALE of kernels_cpu/interp.h.
 OPCODE, NONFINITE, DEADLINE, SCRATCH, RANGE, AUDIT, PEER, SCALE = 1, 2, 3, 4, 5, 6, 7, 32
+IO, ABSENT = 33, 34
+_IO_ERROR, _IO_SHORT, _IO_CHANGED = 1, 2, 3  # kernels_cpu/io.h
 # Reported first when several ranks stop: a rank that only saw another stop says nothing new.
 _LATE = {PEER: 2, DEADLINE: 1}
+
+
+class IoFault(NamedTuple):
+    """What could not be read: K3IoFault of kernels_cpu/io.h."""
+
+    kind: int
+    file: int
+    errno: int
+    offset: int
+    n_bytes: int
+
+    def error(self, path: str, where: str) -> K3Error:
+        """Return the error that a user sees; `where` says in which step and for which tensor."""
+        place = f"{path}: bytes {self.offset} to {self.offset + self.n_bytes}"
+        need = f"the weights of {where}"
+        match self.kind:
+            case _ if self.kind == _IO_SHORT:
+                return ArtifactError(place, got="the file ends before", need=need)
+            case _ if self.kind == _IO_CHANGED:
+                return ArtifactError(place, got="written to since the run began", need=need)
+        return K3Error(place, got=os.strerror(self.errno), need=need)
 
 
 class Fault(NamedTuple):
@@ -46,6 +77,7 @@ class Fault(NamedTuple):
     got: int
     expected: int
     detail: int
+    io: IoFault | None = None
 
     @property
     def order(self) -> tuple[int, bool, int]:
@@ -85,6 +117,7 @@ class Fault(NamedTuple):
             RANGE: (f"{self.detail}", "an id, position or expert in range"),
             AUDIT: (f"{counter} ended at {self.got}", arrivals),
             PEER: ("another rank stopped", "all ranks"),
+            ABSENT: (f"expert {self.detail} is not in memory", "every expert that is used"),
             SCALE: (f"a scale byte above 252 in expert {self.detail}", "at most 252"),
         }
         got, need = words.get(self.code, (f"fault {self.code}", "a known fault"))
@@ -101,5 +134,9 @@ def op_name(opcode: int) -> str:
 
 def parse_fault(record: Any) -> Fault:
     """Return the fault of a FAULT record (one RECORD_DTYPE row)."""
-    words = (int(record["fault"][name]) for name in _FAULT_WORDS)
-    return Fault(int(record["rank"]), int(record["step"]), int(record["position"]), *words)
+    words = {name: int(record["fault"][name]) for name in _FAULT_WORDS}
+    io = record["io"]
+    names = ("kind", "file", "error", "offset", "bytes")
+    lost = IoFault(*(int(io[name]) for name in names)) if int(io["kind"]) else None
+    at = (int(record["rank"]), int(record["step"]), int(record["position"]))
+    return Fault(*at, **words, io=lost)

@@ -6,7 +6,7 @@ whole or not at all.
 
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -28,9 +28,10 @@ from k3tool.runtime.cache import (
     program,
     rank_weights,
 )
+from k3tool.runtime.expert_trace import TraceFile
 from k3tool.runtime.fault_words import fault_error
 from k3tool.runtime.finite import require_finite
-from k3tool.runtime.image import Request, build_image
+from k3tool.runtime.image import Request, build_image, image_paths
 from k3tool.runtime.interpreter import check_leaves, load
 from k3tool.runtime.options import RunOptions, check_length, check_request
 from k3tool.runtime.ranks import FaultError, Launch, RankGroup
@@ -43,6 +44,21 @@ Array = npt.NDArray[Any]
 Event = dict[str, Any]
 OnEvent = Callable[[Event], None]
 Say = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """What a run under a memory budget read, all ranks together.
+
+    `n_bytes` are those of its steps, without what was loaded at the start; `is_direct` says whether
+    they came around the page cache. `hits` and `misses` are experts asked for.
+    """
+
+    n_bytes: int
+    hits: int
+    misses: int
+    is_direct: bool
+    trace_error: int  # errno that ended the trace of experts, 0 where none did
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +80,7 @@ class RunResult:
     prefill: Array | None = None
     steps: Array | None = None
     tokens_digest: str | None = None
+    reading: Reading | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,6 +129,8 @@ def run_model(
     interpreter = load(options.interpreter, any_source=options.interpreter is not None)
     check_leaves(interpreter, options.leaves)
     streams = program(source, options, quiet)
+    if options.expert_trace is not None and streams.isa.residency is None:
+        raise UsageError("--expert-trace", got="no memory budget", need="--memory: else none comes")
     request = _request(options, streams.isa, source)
     weights = rank_weights(source, options, quiet, note or quiet)
     try:
@@ -127,9 +146,18 @@ def run_model(
     launch = Launch(
         interpreter.path, images, _threads(options, source.tp), options.leaves,
         options.deadline_seconds, _logits_shape(options, source.config), streams.name,
+        n_io=streams.isa.crew.load + streams.isa.crew.fetch,
     )  # fmt: skip
     job = _Job(options, source, streams, weights, request)
-    return _run_ranks(job, launch, on_event or (lambda event: None))
+    with TraceFile(options.expert_trace, streams.isa) as trace:
+        launch = replace(launch, expert_trace=trace.descriptor)
+        result = _run_ranks(job, launch, on_event or (lambda event: None))
+        failed = result.reading.trace_error if result.reading is not None else 0
+        if failed:
+            (note or quiet)(f"{options.expert_trace}: {os.strerror(failed)}: no trace is written")
+        else:
+            trace.publish()
+    return result
 
 
 def _close(weights: Sequence[RankWeights]) -> None:
@@ -151,6 +179,8 @@ def _request(options: RunOptions, isa: Isa, source: Source) -> Request:
         raise ArtifactError("isa: phases", got=sorted(isa.streams), need="decode and prefill")
     most = 1 if options.prefill == "decode" else stream.max_tokens
     chunk = most if options.chunk is None else options.chunk
+    if isa.residency is not None:
+        chunk = min(chunk, most)  # a budget may leave room for the experts of fewer tokens
     if chunk > most:
         raise UsageError("--chunk", got=chunk, need=f"at most {most}, the program's")
     ends = () if options.ignore_eos else stop_ids(source.path, source.config)
@@ -175,14 +205,26 @@ def _run_ranks(job: _Job, launch: Launch, on_event: OnEvent) -> RunResult:
             for rows in group.steps():
                 _hear(tally, rows, options, on_event)
         except FaultError as stop:
-            raise fault_error(job.program.isa, stop.fault, job.weights.ranks) from None
+            paths = image_paths(launch.images[stop.fault.rank])
+            raise fault_error(job.program.isa, stop.fault, job.weights.ranks, paths) from None
         logits = group.logits() if options.logits else None
         peak, leaves = group.peak_bytes, group.leaves
-    result = _result(job, tally, peak, leaves, logits)
+        reading = _reading(job, group)
+    result = replace(_result(job, tally, peak, leaves, logits), reading=reading)
     if options.output is not None:
         result = replace(result, tokens_digest=_write_tokens(options.output, job, result))
     on_event(_end_event(result))
     return result
+
+
+def _reading(job: _Job, group: RankGroup) -> Reading | None:
+    if job.program.isa.residency is None:
+        return None
+    n_bytes, hits, misses = (
+        sum(group.ends(name)) for name in ("n_read_bytes", "n_hits", "n_misses")
+    )
+    error = max(group.ends("trace_error"))
+    return Reading(n_bytes, hits, misses, group.is_direct, error)
 
 
 def _hear(tally: _Tally, rows: Array, options: RunOptions, on_event: OnEvent) -> None:
@@ -255,6 +297,7 @@ def _start_event(job: _Job, launch: Launch, leaves: str) -> Event:
         "target": isa.target,
         "tp": source.tp,
         "threads": launch.n_threads,
+        "memory_bytes": options.memory_bytes,
         "workgroups": isa.n_workgroups,
         "leaves": leaves,
         "numerics": isa.params["numerics"],
@@ -273,6 +316,7 @@ def _end_event(result: RunResult) -> Event:
         "peak_memory_bytes": result.peak_memory_bytes,
         "ranks": result.tp,
         "tokens_digest": result.tokens_digest,
+        "reading": None if result.reading is None else asdict(result.reading),
     }
 
 

@@ -7,11 +7,26 @@
 #define K3_PAGE_TOKENS 256
 #define K3_CANDIDATE_WORDS 4
 #define K3_RUN_SHIFT 8
-#define K3_ISA_HASH "cfe990f743ae5203ba10fa1b547e77280984bd77945c6c3235594c356ea320f4"
+#define K3_LOAD_BLOCK_BYTES 1048576
+#define K3_ISA_HASH "1dd76dac8d92faa22a5c1a841adeea25a0689ab63a2aa9b89fb107cfc09adfbb"
 
 /* nothing */
 #define K3_OP_NOP 0
 #define K3_NOP_Y 0 /* handle: out */
+
+/* w's bytes, from its file to its place in the ring of weights */
+#define K3_OP_LOAD 1
+#define K3_LOAD_W 0 /* handle: load */
+
+/* the experts of router_topk(scores), from their files to slots of the expert cache */
+#define K3_OP_EXPERT_FETCH 2
+#define K3_EXPERT_FETCH_SCORES 0 /* handle: in */
+#define K3_EXPERT_FETCH_BIAS 1 /* handle: weight */
+#define K3_EXPERT_FETCH_W1 2 /* handle: load */
+#define K3_EXPERT_FETCH_W3 3 /* handle: load */
+#define K3_EXPERT_FETCH_W2 4 /* handle: load */
+#define K3_EXPERT_FETCH_TOP_K 0 /* param: u32, experts */
+#define K3_EXPERT_FETCH_N_EXPERTS 1 /* param: u32, experts */
 
 /* y[t] = table[token_id[t]]: a move */
 #define K3_OP_EMBED_BF16 16
@@ -563,6 +578,8 @@
 /* X(NAME, name): every op that a target serves in a phase. */
 #define K3_OPS_CPU_DECODE(X) \
   X(NOP, nop) \
+  X(LOAD, load) \
+  X(EXPERT_FETCH, expert_fetch) \
   X(EMBED_BF16, embed_bf16) \
   X(GEMV_BF16, gemv_bf16) \
   X(GEMV_BF16_BLOCKS, gemv_bf16_blocks) \
@@ -616,6 +633,8 @@
   X(REDUCE_GATHER_ADD, reduce_gather_add)
 #define K3_OPS_CPU_PREFILL(X) \
   X(NOP, nop) \
+  X(LOAD, load) \
+  X(EXPERT_FETCH, expert_fetch) \
   X(EMBED_BF16, embed_bf16) \
   X(GEMV_BF16, gemv_bf16) \
   X(GEMV_BF16_BLOCKS, gemv_bf16_blocks) \

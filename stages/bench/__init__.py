@@ -6,7 +6,7 @@ One file a subcommand. To add one: a file with `command` (click) and `run(option
 
 import click
 
-from stages.bench import chain, decode, gemv, inspect_checkpoint, shard, simulate
+from stages.bench import cache, chain, decode, gemv, inspect_checkpoint, io, shard, simulate
 
 SUBCOMMANDS = (
     chain.command,
@@ -15,6 +15,8 @@ SUBCOMMANDS = (
     shard.command,
     decode.command,
     gemv.command,
+    io.command,
+    cache.command,
 )
 
 
@@ -30,6 +32,8 @@ def command() -> None:
       k3tool bench gemv
       k3tool bench inspect --values
       k3tool bench shard --folder /mnt/nvme
+      k3tool bench io CKPT --depth 4
+      k3tool bench cache experts.trace
     """
 
 

@@ -51,7 +51,7 @@ def test_every_unit_is_in_exactly_one_slice_on_tile_bounds(
 ) -> None:
     packets, waits = program
     n_workgroups = max(1, int(packets["n_slices"].max(initial=1))) + extra
-    stream = queues.build(packets, waits, n_workgroups, 2)
+    stream = queues.build(packets, waits, queues.Crew(*[n_workgroups] * 3), 2)
     for index, packet in enumerate(packets):
         mine = stream.entries[stream.entries["inst"] == index]
         mine = mine[np.argsort(mine["slice"])]
@@ -69,7 +69,7 @@ def test_queues_keep_packet_order_and_lose_no_entry(
 ) -> None:
     packets, waits = program
     n_workgroups = max(1, int(packets["n_slices"].max(initial=1))) + extra
-    stream = queues.build(packets, waits, n_workgroups, 2)
+    stream = queues.build(packets, waits, queues.Crew(*[n_workgroups] * 3), 2)
     assert stream.queue_ofs[0] == 0
     assert stream.queue_ofs[-1] == len(stream.entries) == packets["n_slices"].sum()
     for first, last in zip(stream.queue_ofs, stream.queue_ofs[1:], strict=False):
@@ -84,9 +84,9 @@ def test_more_slices_than_workgroups_are_refused_with_the_packet() -> None:
     packets["op"], packets["n_units"], packets["grain"] = table.Op.ADD, 16, 1
     packets["n_slices"] = [2, 3]
     none = np.zeros(0, WAIT_DTYPE)
-    queues.build(packets, none, 3, 1)
+    queues.build(packets, none, queues.Crew(3), 1)
     with pytest.raises(ArtifactError, match="packet 1: n_slices: got 3, need at most 2"):
-        queues.build(packets, none, 2, 1)
+        queues.build(packets, none, queues.Crew(2), 1)
 
 
 def test_a_stream_of_full_size_is_built_in_a_few_seconds() -> None:
@@ -94,6 +94,6 @@ def test_a_stream_of_full_size_is_built_in_a_few_seconds() -> None:
     packets["op"], packets["n_units"], packets["grain"] = table.Op.GEMV_BF16, 7168, 8
     packets["n_slices"], packets["counter"] = 256, np.arange(2600)
     start = time.monotonic()
-    stream = queues.build(packets, np.zeros(0, WAIT_DTYPE), 256, 8)
+    stream = queues.build(packets, np.zeros(0, WAIT_DTYPE), queues.Crew(256), 8)
     assert len(stream.entries) == 2600 * 256
     assert time.monotonic() - start < 5

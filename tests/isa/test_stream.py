@@ -107,7 +107,7 @@ def set_column(name: str, index: int, value: int, field: str = "") -> Callable[[
         (set_entry("n_waits", 2), "instruction 2: waits for: got instruction 2, need an earlier"),
         (set_column("waits", 3, 7, "counter"), "instruction 4: waits for: got instruction 7"),
         (set_column("waits", 3, 2, "counter"), "instruction 4: waits for: got nobody"),
-        (set_word(0, 2), r"rank 1: instruction 3: opcode: got 2 \(EXPERT_FETCH\)"),
+        (set_word(0, 3), r"rank 1: instruction 3: opcode: got 3 \(ROUND_BF16\)"),
         (set_word(0, 250), r"rank 1: instruction 3: opcode: got 250 \(unknown\)"),
         (set_word(1, 20 << 16), "rank 1: instruction 3: ALL_REDUCE_ADD: handles"),
         (set_word(3, 0), "rank 1: instruction 3: ALL_REDUCE_ADD: handles"),

@@ -18,7 +18,7 @@ from k3tool.runtime.run import run_model
 from tests.runtime import toy
 
 pytestmark = pytest.mark.slow
-UNITS = ("scalar", "interp", "observe", "memory", "image", "main")
+UNITS = ("scalar", "interp", "observe", "io", "residency", "memory", "image", "main")
 
 
 def sanitized(folder: Path, *flags: str) -> Path:

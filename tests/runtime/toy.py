@@ -163,7 +163,7 @@ def toy_isa(tp: int = 1, workgroups: int = 4, ctx: int = 4096) -> Isa:
             phase, tokens, queues.scratch_floats(packets, tokens),
             tokens * 3 * HIDDEN * FLOAT, 1 << 14,
             tuple(device.pack(packets, rank) for rank in range(tp)),
-            queues.build(packets, waits, workgroups, tp),
+            queues.build(packets, waits, queues.Crew(workgroups), tp),
         )  # fmt: skip
     params = {"tp": tp, "workgroups": workgroups, "ctx": ctx, "batch": 1, "target": "cpu"}
     return Isa("cpu", tuple(tensors), streams, params, ())

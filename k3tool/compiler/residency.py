@@ -1,0 +1,451 @@
+"""Weights that do not stay in memory: where they lie while they do, and packets that bring them.
+
+A compiled plan knows nothing of memory budgets. Here some of its weights are given places in a ring
+that is walked once and again in the order of first use, LOAD packets are put in as early as the
+readers of what they overwrite allow, and an EXPERT_FETCH behind each router's scores. What the
+first turn of the ring holds is loaded at the end of a step for the next one, so that reading goes
+on across steps; before the first step the runtime loads it (`held_at_start`). The compute packets
+and their waits stay as they are. How much memory is spent on what is decided in
+``k3tool.runtime.budget``.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from k3tool.compiler.order import EXPERT_MATRICES, Order
+from k3tool.compiler.plan import (
+    EXPERT_ROLES,
+    GATE,
+    PACKET_DTYPE,
+    WAIT_DTYPE,
+    Phase,
+    Plan,
+    Records,
+    Tensor,
+)
+from k3tool.isa.access import paged_bytes
+from k3tool.isa.columns import empty_packets, spec_of
+from k3tool.isa.table import LOAD_BLOCK_BYTES, SPECS, Op, OpSpec
+
+
+@dataclass(frozen=True, slots=True)
+class Residency:
+    """What a memory budget decides about one rank's weights. Part of a plan's identity.
+
+    `streamed` are the tensors that come through the ring, by name; every other weight stays.
+    `slots` of `slot_bytes` hold experts. `load_queues` and `fetch_queues` are I/O workers.
+    """
+
+    streamed: tuple[str, ...]
+    ring_bytes: int
+    slots: int
+    slot_bytes: int
+    load_queues: int
+    fetch_queues: int
+
+    @property
+    def params(self) -> dict[str, Any]:
+        """Return it as a plan's parameter; what is streamed is in the handle table."""
+        found = asdict(self)
+        del found["streamed"]
+        return found
+
+
+class Uses(NamedTuple):
+    """The packets of one phase that read a weight: the first, the last, all."""
+
+    first: int
+    last: int
+    packets: tuple[int, ...]
+
+
+class Place(NamedTuple):
+    """A weight's place in the ring, and in which turn of a step it is first needed."""
+
+    handle: int
+    offset: int
+    n_bytes: int
+    turn: int
+
+
+class _Piece(NamedTuple):
+    """Bytes first .. last of the ring that hold a part of `owner`."""
+
+    first: int
+    last: int
+    owner: Place
+
+    def without(self, first: int, last: int) -> "list[_Piece]":
+        """Return what is left of it when first .. last is overwritten."""
+        rest = [(self.first, min(self.last, first)), (max(self.first, last), self.last)]
+        return [_Piece(a, b, self.owner) for a, b in rest if a < b]
+
+
+class _Load(NamedTuple):
+    """One LOAD: what it brings, and the weights whose bytes it takes."""
+
+    place: Place
+    overwrites: tuple[int, ...]
+    after: int  # the original packet behind which it stands
+
+
+def uses_of(plan: Plan, phase: Phase) -> dict[int, Uses]:
+    """Return which packets read each weight."""
+    readers: dict[int, list[int]] = {}
+    for index, row in enumerate(phase.packets):
+        for handle in _weights(row):
+            readers.setdefault(handle, []).append(index)
+    return {h: Uses(found[0], found[-1], tuple(found)) for h, found in readers.items()}
+
+
+def _weights(row: Any) -> Iterator[int]:
+    """Yield the handles that a packet reads as weights."""
+    spec = _spec(row)
+    for operand, handle in zip(spec.operands, spec.handles(row["handles"].tolist()), strict=True):
+        if operand.role == "weight":
+            yield handle
+
+
+def _spec(row: Any) -> OpSpec:
+    spec = spec_of(int(row["op"]))
+    assert spec is not None, row["op"]
+    return spec
+
+
+def row_tables(plan: Plan) -> set[int]:
+    """Return the weights that are read by rows of token ids: a step needs as many as its tokens."""
+    return {
+        int(row["handles"][0])
+        for phase in plan.phases.values()
+        for row in phase.packets
+        if int(row["op"]) == Op.EMBED_BF16
+    }
+
+
+def streamable(plan: Plan) -> tuple[str, ...]:
+    """Return the weights that may come through the ring, in order of first use.
+
+    Not tables of rows, and not what a fetch reads, which stands beside the packets of the graph.
+    """
+    stay = row_tables(plan)
+    for phase in plan.phases.values():
+        stay |= {group.bias for group in _expert_groups(plan, phase)}
+    uses = uses_of(plan, next(iter(plan.phases.values())))
+    found = [h for h, t in enumerate(plan.tensors) if t.role == "weight" and h not in stay]
+    return tuple(plan.tensors[h].name for h in sorted(found, key=lambda h: (uses[h].first, h)))
+
+
+# -- the ring ----------------------------------------------------------------------------------
+
+
+def ring_places(plan: Plan, streamed: Sequence[str], ring_bytes: int) -> list[Place] | None:
+    """Return the places of weights in a ring, or None where it is too small.
+
+    Too small: some packet's weights do not fit together, or one would have to be loaded while what
+    lies there is still to be read. The order of first use is the first phase's; others have to
+    fit it too.
+    """
+    uses = [uses_of(plan, phase) for phase in plan.phases.values()]
+    handles = sorted((plan.handles[name] for name in streamed), key=lambda h: (uses[0][h].first, h))
+    places, at, turn = [], 0, 0
+    for handle in handles:
+        size = paged_bytes(plan.tensors[handle].n_bytes)
+        if size > ring_bytes:
+            return None
+        if at + size > ring_bytes:
+            at, turn = 0, turn + 1
+        places.append(Place(handle, at, size, turn))
+        at += size
+    if all(_loads(places, of_phase) is not None for of_phase in uses):
+        return places
+    return None
+
+
+def least_ring(plan: Plan, streamed: Sequence[str]) -> int:
+    """Return the bytes of the smallest ring found that works, within a 32nd of the largest need."""
+    sizes = {plan.handles[n]: paged_bytes(plan.tensors[plan.handles[n]].n_bytes) for n in streamed}
+    largest = 0
+    for phase in plan.phases.values():
+        for row in phase.packets:
+            own = {h for h in _weights(row) if h in sizes}
+            largest = max(largest, sum(sizes[h] for h in own))
+    step = max(4096, largest // 32 // 4096 * 4096)
+    total = sum(sizes.values())
+    ring = largest
+    while ring < total and ring_places(plan, streamed, ring) is None:
+        ring += step
+    return min(ring, total)
+
+
+def _loads(places: Sequence[Place], uses: Mapping[int, Uses]) -> list[_Load] | None:
+    """Return the LOADs of one step in order, or None where one would come too late for its reader.
+
+    The first turn is in place when a step starts; what overwrites it is followed, at the end, by
+    LOADs that bring it back.
+    """
+    # Bytes by whose they are; of a place that was partly overwritten the rest is still to be read.
+    pieces = [_Piece(p.offset, p.offset + p.n_bytes, p) for p in places if p.turn == 0]
+    loads: list[_Load] = []
+    after = -1
+    again = [place for place in places if place.turn == 0]
+    for place in [*(p for p in places if p.turn > 0), *again]:
+        first, last = place.offset, place.offset + place.n_bytes
+        if _Piece(first, last, place) in pieces:
+            continue
+        gone = [piece for piece in pieces if piece.first < last and first < piece.last]
+        after = max([after, *(uses[piece.owner.handle].last for piece in gone)])
+        if place.turn > 0 and after >= uses[place.handle].first:
+            return None
+        if place.turn == 0:
+            after = max(after, uses[place.handle].last)
+        pieces = [rest for piece in pieces for rest in piece.without(first, last)]
+        pieces.append(_Piece(first, last, place))
+        loads.append(_Load(place, tuple({p.owner.handle: 0 for p in gone}), after))
+    return loads
+
+
+# -- the plan ----------------------------------------------------------------------------------
+
+
+def with_residency(plan: Plan, residency: Residency) -> Plan:
+    """Return the plan with the packets that bring its weights, for one memory budget.
+
+    Wrong if: a ring that `ring_places` refuses is asked for (AssertionError).
+    """
+    places = ring_places(plan, residency.streamed, residency.ring_bytes)
+    assert places is not None, "a ring too small for the plan"
+    groups = {name: _expert_groups(plan, phase) for name, phase in plan.phases.items()}
+    tensors = list(plan.tensors)
+    for place in places:
+        tensors[place.handle] = tensors[place.handle]._replace(role="ring", offset=place.offset)
+    for group in (group for found in groups.values() for group in found):
+        for matrix, handle in enumerate(group.matrices):
+            old = plan.tensors[handle]
+            made = old._replace(role="slots", offset=matrix)
+            assert tensors[handle] in (old, made), f"{old.name}: another matrix in another phase"
+            tensors[handle] = made
+    phases = {
+        name: _Builder(plan, phase, places, groups[name], residency).build()
+        for name, phase in plan.phases.items()
+    }
+    params = {**plan.params, "residency": residency.params}
+    return Plan(tuple(tensors), phases, params, plan.fired, plan.inputs)
+
+
+class _Group(NamedTuple):
+    """The packets that use one router's choice, and what a fetch has to know."""
+
+    scores: int
+    bias: int
+    top_k: int
+    n_experts: int
+    matrices: tuple[int, ...]  # expert tensors in order of first use: a slot's layout
+    packets: tuple[int, ...]
+
+
+def _expert_groups(plan: Plan, phase: Phase) -> list[_Group]:
+    routers = {}  # route handle -> the packet that made it
+    found: dict[int, dict[str, Any]] = {}
+    for index, row in enumerate(phase.packets):
+        spec = _spec(row)
+        handles = dict(zip((o.name for o in spec.operands),
+                           spec.handles(row["handles"].tolist()), strict=True))  # fmt: skip
+        words = dict(zip((p.name for p in spec.params), row["params"].tolist(), strict=False))
+        if spec.op is Op.ROUTER_TOPK:
+            routers[handles["y"]] = handles["logits"], handles["bias"], words["n_experts"]
+        experts = [h for h in _weights(row) if plan.tensors[h].role in EXPERT_ROLES]
+        if not experts:
+            continue
+        if "route" in handles:
+            scores, bias, n_experts = routers[handles["route"]]
+        else:
+            scores, bias, n_experts = handles["scores"], handles["bias"], words["n_experts"]
+        group = found.setdefault(scores, {"matrices": [], "packets": []})
+        group |= {"bias": bias, "top_k": words["top_k"], "n_experts": n_experts}
+        group["matrices"] += [h for h in experts if h not in group["matrices"]]
+        group["packets"].append(index)
+    for group in found.values():
+        assert len(group["matrices"]) == EXPERT_MATRICES, group
+    return [
+        _Group(scores, g["bias"], g["top_k"], g["n_experts"], tuple(g["matrices"]),
+               tuple(g["packets"]))
+        for scores, g in found.items()
+    ]  # fmt: skip
+
+
+class _New(NamedTuple):
+    """A packet to put in: its columns, the packets it waits for, those that wait for it."""
+
+    after: int
+    row: Records
+    waits_for: tuple[int, ...]  # original packets
+    needed_by: tuple[int, ...]  # original packets
+
+
+@dataclass(slots=True)
+class _Builder:
+    """Puts new packets into one phase and renumbers its counters."""
+
+    plan: Plan
+    phase: Phase
+    places: Sequence[Place]
+    groups: Sequence[_Group]
+    residency: Residency
+
+    def build(self) -> Phase:
+        order = Order(self.plan, self.phase)
+        news = [*self._loads(order), *self._fetches(order)]
+        news_at: dict[int, list[int]] = {}
+        for number, new in enumerate(news):
+            news_at.setdefault(new.after, []).append(number)
+        sequence: list[tuple[bool, int]] = [(True, n) for n in news_at.get(-1, [])]
+        for index in range(len(self.phase.packets)):
+            sequence.append((False, index))
+            sequence += [(True, n) for n in news_at.get(index, [])]
+        position = {key: at for at, key in enumerate(sequence)}
+        return self._join(sequence, position, news)
+
+    # -- what is put in ----------------------------------------------------------------------------
+
+    def _loads(self, order: Order) -> list[_New]:
+        uses = uses_of(self.plan, self.phase)
+        loads = _loads(self.places, uses)
+        assert loads is not None
+        news: list[_New] = []
+        for load in loads:
+            handle = load.place.handle
+            readers = {p for other in load.overwrites for p in uses[other].packets}
+            needed = uses[handle].packets if load.place.turn > 0 else ()
+            row = empty_packets(1)
+            row["op"], row["handles"][0, 0] = int(Op.LOAD), handle
+            row["n_units"] = -(-load.place.n_bytes // LOAD_BLOCK_BYTES)
+            row["n_slices"] = np.minimum(row["n_units"], self.residency.load_queues)
+            waits = _latest(readers, order)
+            news.append(_New(load.after, row, waits, _earliest(needed, order)))
+        return news
+
+    def _fetches(self, order: Order) -> list[_New]:
+        makers: dict[int, int] = {}
+        for index, row in enumerate(self.phase.packets):
+            spec = _spec(row)
+            handles = spec.handles(row["handles"].tolist())
+            makers |= {
+                h: index
+                for o, h in zip(spec.operands, handles, strict=True)
+                if o.role == "out"
+            }
+        news = []
+        for before, group in pairwise([None, *self.groups]):
+            assert group is not None
+            waits = {makers[group.scores], *(before.packets if before else ())}
+            row = empty_packets(1)
+            row["op"] = int(Op.EXPERT_FETCH)
+            row["handles"][0, :5] = group.scores, group.bias, *group.matrices
+            row["params"][0, :2] = group.top_k, group.n_experts
+            row["n_units"] = row["n_slices"] = self.residency.fetch_queues
+            needed = _earliest(group.packets, order)
+            news.append(_New(max(waits), row, _latest(waits, order), needed))
+        return news
+
+    # -- joining -----------------------------------------------------------------------------------
+
+    def _join(
+        self,
+        sequence: Sequence[tuple[bool, int]],
+        position: Mapping[tuple[bool, int], int],
+        news: Sequence[_New],
+    ) -> Phase:
+        old = self.phase.packets
+        packets = np.zeros(len(sequence), PACKET_DTYPE)
+        waits: list[tuple[int, int]] = []
+        needs: dict[int, list[int]] = {}
+        for number, new in enumerate(news):
+            for index in new.needed_by:
+                needs.setdefault(index, []).append(number)
+        made_by: list[tuple[int, ...]] = []
+
+        def counter(counted: int) -> int:
+            return counted if counted & GATE else position[False, counted]
+
+        for at, (is_new, number) in enumerate(sequence):
+            row = news[number].row[0] if is_new else old[number]
+            packets[at] = row
+            packets["wait_ofs"][at] = len(waits)
+            if is_new:
+                packets["width"][at] = packets["grain"][at] = 1
+                packets["counter"][at] = at
+                packets["threshold"][at] = row["n_slices"]
+                waits += [
+                    (counter(int(old["counter"][p])), int(old["threshold"][p]))
+                    for p in news[number].waits_for
+                ]
+                made_by.append(())
+            else:
+                packets["counter"][at] = counter(int(row["counter"]))
+                waits += [(counter(c), t) for c, t in self.phase.waits_of(number).tolist()]
+                waits += [
+                    (position[True, n], int(news[n].row["n_slices"][0]))
+                    for n in needs.get(number, [])
+                ]
+                made_by.append(self.phase.made_by[number])
+            packets["n_waits"][at] = len(waits) - int(packets["wait_ofs"][at])
+        columns = np.array(waits, dtype=WAIT_DTYPE)
+        path = longest_path(packets, columns)
+        return replace(
+            self.phase, packets=packets, waits=columns, made_by=tuple(made_by), packet_path=path,
+            critical_path=path,
+        )  # fmt: skip
+
+
+def longest_path(packets: Records, waits: Records) -> int:
+    """Return the packets on the longest chain of waits."""
+    makers: dict[int, list[int]] = {}
+    depth: list[int] = []
+    for index, row in enumerate(packets):
+        own = waits["counter"][row["wait_ofs"] : row["wait_ofs"] + row["n_waits"]].tolist()
+        depth.append(1 + max((depth[p] for c in own for p in makers.get(c, [])), default=0))
+        makers.setdefault(int(row["counter"]), []).append(index)
+    return max(depth)
+
+
+def _latest(packets: set[int], order: Order) -> tuple[int, ...]:
+    """Return those of some packets whose completion implies that of the others."""
+    return tuple(
+        sorted(p for p in packets if not any(order.before[q] >> p & 1 for q in packets if q != p))
+    )
+
+
+def _earliest(packets: Sequence[int], order: Order) -> tuple[int, ...]:
+    """Return those of some packets that none of the others comes before."""
+    return tuple(p for p in packets if not any(order.before[p] >> q & 1 for q in packets if q != p))
+
+
+# -- checks ------------------------------------------------------------------------------------
+
+
+def load_faults(
+    row: Any, spec: OpSpec, handles: Mapping[str, int], tensors: Sequence[Tensor]
+) -> Iterator[str]:
+    """Yield what is wrong with the words of a LOAD or an EXPERT_FETCH, given the handle table."""
+    if spec.op is Op.LOAD:
+        tensor = tensors[handles["w"]]
+        need = -(-paged_bytes(tensor.n_bytes) // LOAD_BLOCK_BYTES)
+        if int(row["n_units"]) != need:
+            yield f"{int(row['n_units'])} blocks, {tensor.name} has {need}"
+        return
+    words = dict(zip((p.name for p in SPECS[Op.EXPERT_FETCH].params), row["params"].tolist(),
+                     strict=False))  # fmt: skip
+    matrices = [tensors[handles[name]] for name in ("w1", "w3", "w2")]
+    counts = {tensors[handles["scores"]].local[-1], tensors[handles["bias"]].local[-1]}
+    counts |= {tensor.local[0] for tensor in matrices}
+    if counts != {words["n_experts"]}:
+        yield f"n_experts {words['n_experts']}, its tensors have {sorted(counts)}"
+    if not 0 < words["top_k"] <= words["n_experts"]:
+        yield f"top_k {words['top_k']} of {words['n_experts']} experts"
+    places = [tensor.offset for tensor in matrices]
+    if places != list(range(EXPERT_MATRICES)):
+        yield f"its matrices lie at {places} of a slot, need {list(range(EXPERT_MATRICES))}"

@@ -1,0 +1,283 @@
+"""What a memory budget is spent on: the one home of its arithmetic, and what a run under it costs.
+
+Memory goes to what must be there (state, activations, norms, a ring that one packet's weights fit
+in, slots for the experts of one step), then to the trunk, which every token reads whole, and only
+then to a cache of experts, of which a token reads a few that seldom come again soon. What is left
+of the trunk passes through the ring. It measures nothing and reads no weight.
+
+Units: bytes of one rank unless a name says otherwise.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from k3tool.bench.traffic import traffic_bytes
+from k3tool.compiler.plan import EXPERT_ROLES, Plan, Tensor
+from k3tool.compiler.residency import (
+    Residency,
+    least_ring,
+    ring_places,
+    row_tables,
+    streamable,
+    with_residency,
+)
+from k3tool.errors import TargetError
+from k3tool.isa.access import paged_bytes
+from k3tool.isa.columns import spec_of
+from k3tool.isa.queues import scratch_floats
+from k3tool.isa.table import Op
+from k3tool.runtime.homes import pinned_bytes
+
+# Measured (2026-11, tiny and mid models): a rank's text, libraries, stacks and counters; the driver
+# with NumPy and HDF5 loaded, while ranks run.
+RANK_BYTES, DRIVER_BYTES = 12_000_000, 130_000_000
+STREAMED_BYTES = 65536  # a smaller weight stays: a read of its own would cost more than its room
+LOAD_QUEUES, FETCH_QUEUES = 2, 4
+HUGE_PAGE = 2 << 20  # the ring, what is pinned and the slots are each rounded up to it
+# The budgets of the system we start from, of all ranks together; auto is what limits leave.
+PRESETS: dict[str, int] = {
+    "laptop": 8_700_000_000,
+    "desktop": 32_000_000_000,
+    "workstation": 96_000_000_000,
+    "server": 128_000_000_000,
+    "max": 224_000_000_000,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class _Needs:
+    """What a plan asks for before anything is decided."""
+
+    plan: Plan
+    fixed: int  # activations, state, process
+    small: int  # weights that always stay
+    candidates: tuple[str, ...]  # weights that may be streamed, in order of first use
+    ring: int  # the least that works when all candidates are
+    slot: int
+    n_experts: int  # of a layer
+    n_all: int  # of all layers
+    top_k: int
+
+    def slots(self, chunk: int) -> int:
+        """Return the slots that a step of `chunk` tokens cannot do without."""
+        return min(self.n_experts, chunk * self.top_k)
+
+    def least(self, chunk: int) -> int:
+        """Return the least memory of one rank."""
+        slots = _huge(self.slots(chunk) * self.slot)
+        return self.fixed + _huge(self.small) + _huge(self.ring) + slots
+
+
+def fit(compile_chunk: Callable[[int], Plan], chunk: int, memory_bytes: int) -> Plan:
+    """Return a plan for one memory budget, in bytes of all ranks and the driver.
+
+    `compile_chunk` compiles for a number of prompt tokens in a step; at most `chunk` are used,
+    fewer where their experts would not fit, which changes no bit of the result.
+    Raises: TargetError saying the minimum.
+    """
+    needs = _needs(compile_chunk(chunk))
+    per_rank = (memory_bytes - DRIVER_BYTES) // needs.plan.tp
+    chosen = _chunk(needs, chunk, per_rank)
+    if chosen != chunk:
+        needs = _needs(compile_chunk(chosen))
+    while needs.least(chosen) > per_rank and chosen > 1:  # other steps, other fusing, other buffers
+        chosen //= 2
+        needs = _needs(compile_chunk(chosen))
+    if needs.least(chosen) > per_rank:
+        need = needs.least(chosen) * needs.plan.tp + DRIVER_BYTES
+        raise TargetError(
+            "--memory", got=f"{memory_bytes} bytes", need=f"at least {need} bytes for this model",
+            hint="a smaller --ctx needs less" if needs.plan.params["ctx"] > 4096 else "",
+        )  # fmt: skip
+    return with_residency(needs.plan, _spend(needs, chosen, per_rank))
+
+
+def _chunk(needs: _Needs, most: int, per_rank: int) -> int:
+    """Return the prompt tokens of a step: halved while experts take over half of what is left."""
+    chunk = most
+    while chunk > 1:
+        left = per_rank - needs.least(chunk) + _huge(needs.slots(chunk) * needs.slot)
+        if 2 * needs.slots(chunk) * needs.slot <= left:
+            return chunk
+        chunk //= 2
+    return chunk
+
+
+def _spend(needs: _Needs, chunk: int, per_rank: int) -> Residency:
+    """Decide what stays, how long the ring is and how many experts are kept."""
+    sizes = {name: paged_bytes(_tensor(needs, name).n_bytes) for name in needs.candidates}
+    slots = needs.slots(chunk)
+    room = per_rank - needs.fixed - _huge(slots * needs.slot) - 2 * HUGE_PAGE - _huge(needs.small)
+    if sum(sizes.values()) <= room:
+        extra = (room - sum(sizes.values())) // needs.slot if needs.slot else 0
+        return _residency(needs, (), 0, min(needs.n_all, slots + extra))
+    room = max(room, needs.ring)
+    ring = min(room, 2 * needs.ring)
+    for twentieths in range(20, -1, -1):
+        streamed = _thinned(sizes, (room - ring) * twentieths // 20)
+        kept = sum(sizes.values()) - sum(sizes[name] for name in streamed)
+        found = _ring(needs.plan, streamed, room - kept)
+        if found is not None:
+            return _residency(needs, streamed, found, slots)
+    return _residency(needs, needs.candidates, needs.ring, slots)
+
+
+def _ring(plan: Plan, streamed: Sequence[str], most: int) -> int | None:
+    """Return the largest ring found that works, at most `most` bytes."""
+    for sixteenths in range(16, 7, -1):
+        size = most * sixteenths // 16 // 4096 * 4096
+        if ring_places(plan, streamed, size) is not None:
+            return size
+    return None
+
+
+def _thinned(sizes: dict[str, int], keep_bytes: int) -> tuple[str, ...]:
+    """Return what is streamed when so much stays: evenly through the token, so that reading is."""
+    total, seen, kept, streamed = sum(sizes.values()), 0, 0, []
+    for name, size in sizes.items():
+        seen += size
+        if kept + size <= keep_bytes * seen // total:
+            kept += size
+        else:
+            streamed.append(name)
+    return tuple(streamed)
+
+
+def _residency(needs: _Needs, streamed: Sequence[str], ring: int, slots: int) -> Residency:
+    return Residency(tuple(streamed), ring, slots, needs.slot, LOAD_QUEUES, FETCH_QUEUES)
+
+
+# -- what a plan needs ---------------------------------------------------------------------------
+
+
+def _needs(plan: Plan) -> _Needs:
+    may = streamable(plan)
+    names = tuple(n for n in may if plan.tensors[plan.handles[n]].n_bytes >= STREAMED_BYTES)
+    large = sum(paged_bytes(plan.tensors[plan.handles[name]].n_bytes) for name in names)
+    small = pinned_bytes(plan.tensors, row_tables(plan)) - large
+    experts = [t for t in plan.tensors if t.role in EXPERT_ROLES]
+    n_experts = max((t.local[0] for t in experts), default=0)
+    words = [
+        dict(zip((p.name for p in spec.params), row["params"].tolist(), strict=False))
+        for row in next(iter(plan.phases.values())).packets
+        if (spec := spec_of(int(row["op"]))) is not None
+    ]
+    return _Needs(
+        plan=plan,
+        fixed=_fixed(plan),
+        small=small,
+        candidates=names,
+        ring=least_ring(plan, names),
+        slot=_slot_bytes(experts),
+        n_experts=n_experts,
+        n_all=sum(t.local[0] for t in experts) // 3,
+        top_k=max((w.get("top_k", 0) for w in words), default=0),
+    )
+
+
+def _slot_bytes(experts: Sequence[Tensor]) -> int:
+    """Return the pages of an expert whose six parts lie apart, the largest layer's."""
+    largest = 0
+    for tensor in experts:
+        rows, cols = tensor.local[1:]
+        largest = max(largest, paged_bytes(rows * cols // 2) + paged_bytes(rows * cols // 32))
+    return 3 * largest
+
+
+def _fixed(plan: Plan) -> int:
+    """Return what a rank needs besides weights: buffers, state, scratch, its image."""
+    arena = max(phase.arena_bytes for phase in plan.phases.values())
+    peer = max(phase.peer_bytes for phase in plan.phases.values())
+    own = sum(t.n_bytes for t in plan.tensors if t.role in ("state", "output", "logits"))
+    scratch = max(scratch_floats(p.packets, p.max_tokens) for p in plan.phases.values()) * 4
+    n_experts = sum(t.local[0] for t in plan.tensors if t.role in EXPERT_ROLES)
+    n_entries = sum(int(p.packets["n_slices"].sum()) for p in plan.phases.values())
+    tables = 48 * n_experts + 64 * n_entries
+    return RANK_BYTES + arena + peer + own + 8 * scratch + tables
+
+
+def _tensor(needs: _Needs, name: str) -> Tensor:
+    return needs.plan.tensors[needs.plan.handles[name]]
+
+
+def _huge(n_bytes: int) -> int:
+    return -(-n_bytes // HUGE_PAGE) * HUGE_PAGE
+
+
+# -- what it costs -----------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Prediction:
+    """What a program under a budget holds and moves. Bytes of one rank, tokens in decode.
+
+    `storage_bytes_per_token` counts every expert as missing unless all are kept: what a cache of
+    some of them saves depends on the text.
+    """
+
+    ranks: int
+    chunk: int
+    pinned_bytes: int
+    pinned_tensors: int
+    streamed_bytes: int
+    streamed_tensors: int
+    ring_bytes: int
+    ring_turns: float  # how often the ring is filled for a token
+    expert_slots: int
+    experts: int
+    cache_bytes: int
+    other_bytes: int  # state, activations, the process
+    peak_bytes: int  # of all ranks and the driver
+    storage_bytes_per_token: int
+    memory_bytes_per_token: int
+
+    def seconds(self, storage: float, memory: float) -> tuple[float, float]:
+        """Return (overlapped, one after the other) seconds of a token at bytes a second of both.
+
+        Ranks of one machine share its storage and its memory.
+        """
+        read = self.ranks * self.storage_bytes_per_token / storage
+        moved = self.ranks * self.memory_bytes_per_token / memory
+        return max(read, moved), read + moved
+
+
+def predict(plan: Plan) -> Prediction:
+    """Return what a plan made by `fit` holds and moves."""
+    residency: dict[str, Any] = dict(plan.params["residency"])
+    tables = row_tables(plan)
+    ring = [t for t in plan.tensors if t.role == "ring"]
+    pinned = [t for h, t in enumerate(plan.tensors) if t.role == "weight" and h not in tables]
+    experts = [t for t in plan.tensors if t.role in EXPERT_ROLES]
+    n_all = sum(t.local[0] for t in experts) // 3
+    decode = plan.phases["decode"]
+    storage = memory = 0
+    for row in decode.packets:
+        spec = spec_of(int(row["op"]))
+        assert spec is not None
+        if spec.op is Op.LOAD:
+            storage += plan.tensors[int(row["handles"][0])].n_bytes
+        elif spec.op is Op.EXPERT_FETCH and residency["slots"] < n_all:
+            storage += int(row["params"][0]) * _slot_bytes(experts)
+        memory += traffic_bytes(row, plan.tensors, decode.max_tokens, plan.tp)
+    cache = residency["slots"] * residency["slot_bytes"]
+    kept = pinned_bytes(plan.tensors, tables)
+    other = _fixed(plan)
+    each = other + _huge(kept) + _huge(residency["ring_bytes"]) + _huge(cache)
+    return Prediction(
+        ranks=plan.tp,
+        chunk=int(plan.params["chunk"]),
+        pinned_bytes=kept,
+        pinned_tensors=len(pinned),
+        streamed_bytes=sum(t.n_bytes for t in ring),
+        streamed_tensors=len(ring),
+        ring_bytes=residency["ring_bytes"],
+        ring_turns=sum(t.n_bytes for t in ring) / max(1, residency["ring_bytes"]),
+        expert_slots=residency["slots"],
+        experts=n_all,
+        cache_bytes=cache,
+        other_bytes=other,
+        peak_bytes=plan.tp * each + DRIVER_BYTES,
+        storage_bytes_per_token=storage,
+        memory_bytes_per_token=memory,
+    )

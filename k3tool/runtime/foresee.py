@@ -1,0 +1,105 @@
+"""What a run under a memory budget would hold, read and take, for a checkpoint or a config alone.
+
+It compiles and counts; it starts no rank and reads no weight but to measure the device.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from k3tool.checkpoint.reader import Checkpoint
+from k3tool.checkpoint.shards import SHARDS_NAME, Shards
+from k3tool.compiler.compile import compile_plan
+from k3tool.compiler.plan import Plan
+from k3tool.memory import rooms
+from k3tool.model.config import K3Config
+from k3tool.runtime.budget import FETCH_QUEUES, LOAD_QUEUES, PRESETS, Prediction, fit, predict
+from k3tool.targets import BATCH, DEFAULT_CHUNK, DEFAULT_CONTEXT, get_target
+
+CONFIG_NAME, INDEX_NAME = "config.json", "model.safetensors.index.json"
+AUTO_SHARE = 0.95  # of what the limits leave: the rest is the system's
+
+
+@dataclass(frozen=True, slots=True)
+class Foreseen:
+    """A budget's split, and seconds a token: with everything overlapped, and with nothing.
+
+    Rates are bytes a second; None where there is nothing to measure and none was given.
+    """
+
+    memory_bytes: int
+    prediction: Prediction
+    storage_rate: float | None
+    memory_rate: float | None
+
+    @property
+    def seconds(self) -> tuple[float, float] | None:
+        """Return the range of a token's time, None where a rate is unknown."""
+        if self.storage_rate is None or self.memory_rate is None:
+            return None
+        return self.prediction.seconds(self.storage_rate, self.memory_rate)
+
+
+def preset_bytes(name: str) -> int:
+    """Return a preset's budget; `auto` is what the limits leave, a control group's too."""
+    if name == "auto":
+        return int(min(rooms()).n_bytes * AUTO_SHARE)
+    return PRESETS[name]
+
+
+def foresee(
+    source: Path,
+    memory_bytes: int,
+    *,
+    tp: int | None = None,
+    chunk: int | None = None,
+    ctx: int | None = None,
+    storage_rate: float | None = None,
+    memory_rate: float | None = None,
+    measure: Callable[[Path], tuple[float | None, float]] | None = None,
+) -> Foreseen:
+    """Fit a budget and count. `measure` is asked for (storage, memory) rates that were not given.
+
+    Raises: TargetError when the budget is below the minimum; ArtifactError for the source.
+    """
+    config, degree = _model(source, tp)
+    target = get_target("cpu")
+    limit = config.max_position_embeddings
+
+    def compile_chunk(tokens: int) -> Plan:
+        return compile_plan(
+            config, tp=degree, target=target.name, workgroups=target.workgroups, chunk=tokens,
+            batch=BATCH, ctx=min(limit, DEFAULT_CONTEXT if ctx is None else ctx),
+        )  # fmt: skip
+
+    plan = fit(compile_chunk, DEFAULT_CHUNK if chunk is None else chunk, memory_bytes)
+    if measure is not None and None in (storage_rate, memory_rate):
+        found = measure(source)
+        storage_rate, memory_rate = storage_rate or found[0], memory_rate or found[1]
+    return Foreseen(memory_bytes, predict(plan), storage_rate, memory_rate)
+
+
+def _model(source: Path, tp: int | None) -> tuple[K3Config, int]:
+    """Return config and degree of shards, of a checkpoint, or of a config.json alone."""
+    if (source / SHARDS_NAME).exists():
+        shards = Shards.open(source)
+        return shards.config, shards.tp
+    if source.is_file() or not (source / INDEX_NAME).exists():
+        config = K3Config.load(source if source.is_file() else source / CONFIG_NAME)
+    else:
+        with Checkpoint.open(source) as checkpoint:
+            config = checkpoint.config
+    config.check_tp(tp or 1)
+    return config, tp or 1
+
+
+def measured_rates(source: Path) -> tuple[float | None, float]:
+    """Return this machine's rates: of the device that holds the source's weights, of its memory."""
+    from k3tool.bench.io import storage_rate
+    from k3tool.bench.probe import Probe
+
+    has_weights = source.is_dir() and any(source.rglob("*.safetensors"))
+    storage = storage_rate(source, LOAD_QUEUES + FETCH_QUEUES) if has_weights else None
+    with Probe() as probe:
+        probe.choose_read(1)
+        return storage, probe.read()

@@ -1,0 +1,60 @@
+/* A read is one system call where the device gives all of it at once; depth comes from several callers. */
+#define _GNU_SOURCE
+#include "io.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+int k3_io_open(K3IoFile *file, const char *path, uint64_t bytes, char *why, size_t why_bytes) {
+    struct stat st;
+    file->is_direct = 1;
+    file->fd = open(path, O_RDONLY | O_CLOEXEC | O_DIRECT);
+    if (file->fd < 0 && errno == EINVAL) { /* a file system in memory, say: its pages are the storage */
+        file->is_direct = 0;
+        file->fd = open(path, O_RDONLY | O_CLOEXEC);
+    }
+    if (file->fd < 0 || fstat(file->fd, &st) != 0) {
+        snprintf(why, why_bytes, "%s: %s", path, strerror(errno));
+        return -1;
+    }
+    if ((uint64_t)st.st_size != bytes) {
+        snprintf(why, why_bytes, "%s: got %llu bytes, need %llu", path, (unsigned long long)st.st_size, (unsigned long long)bytes);
+        return -1;
+    }
+    file->bytes = bytes;
+    file->modified_s = st.st_mtim.tv_sec;
+    file->modified_ns = st.st_mtim.tv_nsec;
+    return 0;
+}
+
+static int refuse(K3IoFault *fault, uint32_t kind, int error, uint64_t offset, uint64_t bytes) {
+    *fault = (K3IoFault){.kind = kind, .error = error, .offset = offset, .bytes = bytes};
+    return -1;
+}
+
+int k3_io_read(const K3IoFile *file, uint64_t offset, uint64_t bytes, char *pages, K3IoFault *fault) {
+    const uint64_t first = k3_io_down(offset), need = offset + bytes - first, all = k3_io_up(need);
+    uint64_t got = 0;
+    struct stat st;
+    while (got < need) {
+#ifdef K3_CONTROL_READ_ERROR /* only a test defines it: the device fails at the N-th read */
+        static uint32_t n_reads;
+        if (__atomic_add_fetch(&n_reads, 1u, __ATOMIC_RELAXED) >= (K3_CONTROL_READ_ERROR)) return refuse(fault, K3_IO_ERROR, EIO, offset, bytes);
+#endif
+        const ssize_t n = pread(file->fd, pages + got, all - got, (off_t)(first + got));
+        if (n < 0 && errno == EINTR) continue;
+        if (n < 0) return refuse(fault, K3_IO_ERROR, errno, offset, bytes);
+        const uint64_t at = got + (uint64_t)n;
+        if (at < need && k3_io_down(at) <= got) return refuse(fault, K3_IO_SHORT, 0, offset, bytes);
+        got = at < need ? k3_io_down(at) : at; /* a direct read goes on from a page's start */
+    }
+    if (!file->is_direct) posix_fadvise(file->fd, (off_t)first, (off_t)all, POSIX_FADV_DONTNEED);
+    if (fstat(file->fd, &st) != 0) return refuse(fault, K3_IO_ERROR, errno, offset, bytes);
+    if ((uint64_t)st.st_size != file->bytes || st.st_mtim.tv_sec != file->modified_s || st.st_mtim.tv_nsec != file->modified_ns)
+        return refuse(fault, K3_IO_CHANGED, 0, offset, bytes);
+    return 0;
+}

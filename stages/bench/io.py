@@ -1,0 +1,95 @@
+"""`k3tool bench io`: what a device gives when weights are read around the page cache."""
+
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from k3tool.artifact import canonical_json
+from k3tool.tables import bytes_text
+from stages import options as common
+
+if TYPE_CHECKING:
+    from k3tool.bench.frame import Spread
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What to read; sizes in bytes, `depth` reads at once."""
+
+    path: Path
+    block_bytes: int = 1 << 20
+    depth: int = 4
+    n_bytes: int = 512 << 20
+    repeats: int = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """Bytes a second over the repeats; `is_direct` false: perhaps memory's rate, not a device's."""
+
+    file: str
+    block_bytes: int
+    depth: int
+    rate: "Spread"
+    is_direct: bool
+
+
+def run(options: Options) -> Result:
+    """Measure. Raises: UsageError, K3Error as k3tool.bench.io.measure_io."""
+    from k3tool.bench.frame import spread
+    from k3tool.bench.io import largest_file, measure_io
+
+    file = largest_file(options.path)
+    passes = [
+        measure_io(file, options.block_bytes, options.depth, options.n_bytes)
+        for _ in range(options.repeats)
+    ]
+    rate = spread([one.rate for one in passes])
+    is_direct = all(one.is_direct for one in passes)
+    return Result(str(file), options.block_bytes, options.depth, rate, is_direct)
+
+
+def lines(result: Result) -> Iterator[str]:
+    """Yield what a person reads."""
+    rate = result.rate
+    yield (
+        f"{result.file}: blocks of {bytes_text(result.block_bytes)} each read once, out of order, "
+        f"{result.depth} at a time"
+    )
+    if not result.is_direct:
+        yield "through the page cache: this file system reads in no other way"
+    ends = f"[{rate.least / 1e9:.2f} .. {rate.most / 1e9:.2f}]"
+    yield f"{rate.median / 1e9:.2f} GB/s {ends} (median, ends of {rate.n} passes)"
+
+
+@click.command("io")
+@click.argument("path", type=common.PATH)
+@click.option("--block", "block_bytes", type=click.IntRange(min=1), default=1 << 20,
+              show_default=True, metavar="BYTES", help="Bytes of a read: an expert's, say.")
+@click.option("--depth", type=click.IntRange(1, 64), default=4, show_default=True,
+              help="Reads at a time.")
+@click.option("--bytes", "n_bytes", type=click.IntRange(min=1), default=512 << 20,
+              show_default=True, help="Bytes of a pass, at most the file's.")
+@click.option("--repeats", type=click.IntRange(min=1), default=3, show_default=True,
+              help="Passes.")  # fmt: skip
+@common.as_json()
+def command(as_json: bool, path: Path, block_bytes: int, depth: int, n_bytes: int,
+            repeats: int) -> None:  # fmt: skip
+    """Measure a device as a run with --memory reads it: around the page cache.
+
+    PATH is a file, or a folder of which the largest weight file is read.
+
+    \b
+    Example:
+      k3tool bench io CKPT --block 17547264 --depth 4
+    """
+    result = run(Options(path, block_bytes, depth, n_bytes, repeats))
+    if as_json:
+        plain = asdict(result) | {"rate": result.rate._asdict()}
+        click.echo(canonical_json(plain))
+        return
+    for line in lines(result):
+        click.echo(line)
