@@ -94,7 +94,8 @@ def _look_at_values(checkpoint: Checkpoint, opts: Options, coverage: Coverage) -
         read_fingerprint,
         write_fingerprint,
     )
-    from k3tool.checkpoint.values import Targets, ValueScan
+    from k3tool.checkpoint.value_targets import Targets
+    from k3tool.checkpoint.values import ValueScan
 
     recorded = read_fingerprint(opts.against) if opts.against else None
     targets = Targets(checkpoint, opts.layers)

@@ -9,7 +9,8 @@ from k3tool.bench.frame import BenchReport, Limit, interleave, machine_line, spr
 from k3tool.bench.inspect_headers import drop_cache
 from k3tool.checkpoint.reader import Checkpoint
 from k3tool.checkpoint.scan_library import BLOCK_BYTES, Scanner, StopFlag
-from k3tool.checkpoint.values import PIECE_BYTES, Targets, ValueScan
+from k3tool.checkpoint.value_targets import PIECE_BYTES, Targets
+from k3tool.checkpoint.values import ValueScan
 from k3tool.errors import K3Error, UsageError
 
 LEAST_SHARE = 0.8

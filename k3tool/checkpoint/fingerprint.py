@@ -1,7 +1,7 @@
 """The fingerprint artifact: 128 bits of every tensor's bytes, to tell later what has changed place.
 
 It finds accidents (a swapped expert, a part fetched from another version), not forgeries: the hash
-is quick, not cryptographic. Its pieces and keys are part of its meaning; see values.py and
+is quick, not cryptographic. Its pieces and keys are part of its meaning: value_targets.py,
 kernels_cpu/scan.
 """
 

@@ -5,26 +5,23 @@ in the block that read() has just filled. It decides nothing about names and sha
 done that, and what coverage could not read is not looked at here either.
 """
 
-import contextlib
 import hashlib
 import os
 import threading
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from itertools import groupby
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from k3tool.checkpoint.findings import Finding
-from k3tool.checkpoint.headers import Header, TensorInfo
+from k3tool.checkpoint.headers import TensorInfo
 from k3tool.checkpoint.reader import Checkpoint
 from k3tool.checkpoint.scan_library import (
     DONE,
     ENDED,
-    KEPT_BYTES,
-    MAX_JOBS,
     NONE,
     STOPPED,
     Job,
@@ -32,52 +29,9 @@ from k3tool.checkpoint.scan_library import (
     StopFlag,
     product_of,
 )
+from k3tool.checkpoint.value_targets import BF16, Piece, Place, Target, batches_of, pieces_of
 from k3tool.errors import ArtifactError
-from k3tool.model.config import K3Config
-from k3tool.model.vision import is_vision
-from k3tool.model.weights import TensorSpec, find_spec
 from k3tool.ref.formats import SCALE_LIMIT
-
-PIECE_BYTES = 32 << 20  # a unit of work, whole rows; part of what a fingerprint means
-OTHER, BF16, F32, PACKED, SCALE = range(5)  # K3_SCAN_*
-GROUP_BYTES = 16  # of 32 codes, which have one scale byte
-_PLAIN = {"BF16": BF16, "F32": F32}
-Place = tuple[int | None, str]  # layer (None: outside) and module
-
-
-class Piece(NamedTuple):
-    """Whole rows of one tensor that one thread reads at a time."""
-
-    tensor: "Target"
-    number: int
-    offset: int
-    n_bytes: int
-    keep: bool = False  # scales, whose codes are the next piece
-
-
-@dataclass(slots=True)
-class Target:
-    """One tensor to be looked at, and what its pieces added up to."""
-
-    info: TensorInfo
-    place: Place
-    kind: int
-    row_bytes: int
-    piece_rows: int
-    n_pieces: int
-    scales: "Target | None" = None  # of codes, where the same file has them
-    is_read_with_codes: bool = False
-    n_done: int = 0
-    fingers: list[bytes] | None = None
-    n_zero_rows: int = 0
-    n_nonfinite: int = 0
-    first_bad: int = -1
-    first_high: int = -1
-
-    @property
-    def n_rows(self) -> int:
-        """Return the rows, at least one."""
-        return max(1, self.info.n_bytes // self.row_bytes) if self.row_bytes else 1
 
 
 @dataclass(slots=True)
@@ -139,121 +93,6 @@ class Values:
     n_bytes: int
 
 
-# -- what to read ------------------------------------------------------------------------------
-
-
-class Targets:
-    """The tensors to be looked at, in the order of files and offsets, made as they are reached.
-
-    `layers` None means all, the image side's too. Files that cannot be read are left out: coverage
-    has named them.
-    """
-
-    def __init__(self, checkpoint: Checkpoint, layers: Collection[int] | None = None) -> None:
-        """Read the headers."""
-        self.folder = checkpoint.path
-        self._config = checkpoint.config
-        self._layers = layers
-        self._headers = [header for header in _headers(checkpoint) if self._may_hold(header)]
-        self._known: dict[object, list[tuple[Place, TensorSpec | None]]] = {}
-        self.n_bytes = sum(map(self._bytes_of, self._headers))
-
-    def _may_hold(self, header: Header) -> bool:
-        return self._layers is None or header.layer is None or header.layer in self._layers
-
-    def _bytes_of(self, header: Header) -> int:
-        if self._layers is None:
-            return header.table.n_bytes
-        return sum(target.info.n_bytes for target in self._of(header))
-
-    def __iter__(self) -> Iterator[Target]:
-        """Yield them, each new."""
-        for header in self._headers:
-            targets = sorted(self._of(header), key=lambda target: target.info.offset)
-            _pair(targets)
-            yield from targets
-
-    def _of(self, header: Header) -> Iterator[Target]:
-        key = header.table.layout
-        if key not in self._known:
-            self._known[key] = _places(self._config, header)
-        for info, (place, spec) in zip(header.infos(), self._known[key], strict=True):
-            if header.layer is not None and place[0] is not None:
-                place = (header.layer, place[1])  # the table may have been another layer's first
-            if (self._layers is None or place[0] in self._layers) and info.n_bytes:
-                yield _target(info, place, spec)
-
-
-def _headers(checkpoint: Checkpoint) -> Iterator[Header]:
-    for file in checkpoint.index.files:
-        with contextlib.suppress(ArtifactError):
-            yield checkpoint.header(file)
-
-
-def _places(config: K3Config, header: Header) -> list[tuple[Place, TensorSpec | None]]:
-    found: list[tuple[Place, TensorSpec | None]] = []
-    for name in header.names():
-        spec = find_spec(config, name)
-        other = "vision" if is_vision(name) else "unclaimed"
-        found.append(((spec.layer, spec.row.module), spec) if spec else ((None, other), None))
-    return found
-
-
-def _target(info: TensorInfo, place: Place, spec: TensorSpec | None) -> Target:
-    kind = _PLAIN.get(info.dtype, OTHER)
-    if spec is not None and spec.row.dtype == "U8":
-        kind = SCALE if spec.row.pattern.endswith("weight_scale") else PACKED
-    row_bytes = info.n_bytes // info.shape[0] if len(info.shape) > 1 else info.n_bytes
-    # Scales are cut where their codes are.
-    piece_rows = max(1, PIECE_BYTES // (row_bytes * (GROUP_BYTES if kind == SCALE else 1)))
-    n_rows = info.n_bytes // row_bytes
-    return Target(info, place, kind, row_bytes, piece_rows, -(-n_rows // piece_rows))
-
-
-def _pair(targets: Iterable[Target]) -> None:
-    """Give codes the scales that belong to them, so that a thread reads both after each other."""
-    scales = {target.info.name: target for target in targets if target.kind == SCALE}
-    for codes in targets:
-        if codes.kind != PACKED:
-            continue
-        found = scales.get(codes.info.name.removesuffix("weight_packed") + "weight_scale")
-        if found is None or found.row_bytes * GROUP_BYTES != codes.row_bytes:
-            continue  # absent or mis-shaped: coverage says so
-        if found.n_rows == codes.n_rows and codes.piece_rows * found.row_bytes <= KEPT_BYTES:
-            codes.scales, found.is_read_with_codes = found, True
-
-
-def _pieces(targets: Iterable[Target]) -> Iterator[list[Piece]]:
-    """Yield pieces in order, those of codes with their scales before them."""
-    for target in targets:
-        if target.is_read_with_codes:
-            continue
-        for number in range(target.n_pieces):
-            kept = [_piece(target.scales, number, keep=True)] if target.scales else []
-            yield [*kept, _piece(target, number)]
-
-
-def _piece(target: Target, number: int, *, keep: bool = False) -> Piece:
-    step = target.piece_rows * target.row_bytes
-    n_bytes = min(step, target.info.n_bytes - number * step)
-    return Piece(target, number, target.info.offset + number * step, n_bytes, keep)
-
-
-def _batches(pieces: Iterable[list[Piece]]) -> Iterator[list[Piece]]:
-    """Join small pieces to what is worth one call."""
-    batch: list[Piece] = []
-    n_bytes = 0
-    for group in pieces:
-        more = sum(piece.n_bytes for piece in group)
-        if batch and (n_bytes + more > PIECE_BYTES or len(batch) + len(group) > MAX_JOBS):
-            yield batch
-            batch, n_bytes = [], 0
-        batch += group
-        n_bytes += more
-    if batch:
-        yield batch
-
-
 # -- reading -----------------------------------------------------------------------------------
 
 
@@ -271,7 +110,7 @@ class ValueScan:
     ) -> None:
         """Open what has to be read. Raises: TargetError if the scan library is absent or stale."""
         self._checkpoint = checkpoint
-        self._batches = _batches(_pieces(targets))
+        self._batches = batches_of(pieces_of(targets))
         self._fingerprint = fingerprint
         self._lock = threading.Lock()
         self._stop = StopFlag()
@@ -396,7 +235,7 @@ class ValueScan:
             place = f": row {row}, group {group}"
             got, need = f"scale byte {byte[0]}", f"at most {SCALE_LIMIT - 1}"
             self._find("scale byte", info, place, got, need)
-        if target.n_rows > 1 and target.n_zero_rows == target.n_rows:
+        if target.n_zero_rows and target.n_rows > 1 and target.n_zero_rows == target.n_rows:
             self._find("all zeros", info, "", "nothing but zeros", "weights")
 
     def _find(self, kind: str, info: TensorInfo, place: str, got: str, need: str) -> None:

@@ -18,7 +18,8 @@ from k3tool.artifact import canonical_json
 from k3tool.atomic import atomic_path
 from k3tool.checkpoint.findings import first_error
 from k3tool.checkpoint.reader import Checkpoint
-from k3tool.checkpoint.values import BF16, F32, Targets, ValueScan
+from k3tool.checkpoint.value_targets import BF16, F32, Targets
+from k3tool.checkpoint.values import ValueScan
 from k3tool.errors import UnsoundError
 
 Say = Callable[[str], None]

@@ -20,7 +20,8 @@ from k3tool.bench.frame import run_child
 from k3tool.checkpoint.headers import DTYPES, read_header
 from k3tool.checkpoint.reader import Checkpoint
 from k3tool.checkpoint.released_layout import CONFIG_FILE, RELEASED_DATA, _fill, write_released
-from k3tool.checkpoint.values import Targets, ValueScan
+from k3tool.checkpoint.value_targets import Targets
+from k3tool.checkpoint.values import ValueScan
 from k3tool.errors import ArtifactError, UsageError
 from k3tool.model.config import K3Config
 from k3tool.model.weights import find_spec, n_bytes

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from k3tool.checkpoint import values as values_module
+from k3tool.checkpoint import value_targets
 from k3tool.checkpoint.reader import Checkpoint
 from k3tool.checkpoint.scan_library import (
     BLOCK_BYTES,
@@ -25,7 +25,8 @@ from k3tool.checkpoint.scan_library import (
     StopFlag,
     product_of,
 )
-from k3tool.checkpoint.values import BF16, F32, OTHER, PACKED, SCALE, Targets, Values, ValueScan
+from k3tool.checkpoint.value_targets import BF16, F32, OTHER, PACKED, SCALE, Targets
+from k3tool.checkpoint.values import Values, ValueScan
 from k3tool.errors import ArtifactError, TargetError
 from k3tool.ref.formats import FP4_VALUES
 from k3tool.runtime import build
@@ -326,7 +327,7 @@ def test_pieces_and_jobs_change_nothing(
     oracle: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch, jobs: int
 ) -> None:
     whole = look(oracle("tiny_tp8"))
-    monkeypatch.setattr(values_module, "PIECE_BYTES", 3000)
+    monkeypatch.setattr(value_targets, "PIECE_BYTES", 3000)
     parts = look(oracle("tiny_tp8"), jobs=jobs)
     assert parts.places.keys() == whole.places.keys()
     for place, seen in parts.places.items():
@@ -349,7 +350,7 @@ def test_nonfinite_weight_is_named(
     put(folder, Q_PROJ, (17, 5), value)
     put(folder, Q_PROJ, (90, 1), value)
     for piece_bytes in (32 << 20, 1000):
-        monkeypatch.setattr(values_module, "PIECE_BYTES", piece_bytes)
+        monkeypatch.setattr(value_targets, "PIECE_BYTES", piece_bytes)
         (finding,) = look(folder).findings
         assert finding.kind == "non-finite"
         assert finding.name == Q_PROJ
