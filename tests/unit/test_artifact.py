@@ -1,6 +1,7 @@
 """Artifacts: content digest, atomic writes, refusals; then the safetensors writer."""
 
 import json
+import os
 from pathlib import Path
 
 import h5py
@@ -8,7 +9,7 @@ import numpy as np
 import pytest
 from safetensors import safe_open
 
-from k3tool import artifact
+from k3tool import artifact, atomic
 from k3tool.artifact import Dataset, InputRef, open_artifact, write_artifact
 from k3tool.checkpoint.safetensors_writer import SafetensorsWriter, TensorLayout
 from k3tool.errors import ArtifactError, K3Error
@@ -222,3 +223,63 @@ def test_failed_safetensors_leaves_nothing(tmp_path: Path, mistake: str) -> None
 def test_a_name_too_long_to_exist_is_no_such_file() -> None:
     with pytest.raises(ArtifactError, match="no such file, need an isa artifact"):
         open_artifact("x" * 300, "isa")
+
+
+# -- Ctrl-C ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("before", [None, b"an older one"])
+@pytest.mark.parametrize("where", ["write", "fsync", "replace"])
+def test_ctrl_c_while_an_artifact_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str, before: bytes | None
+) -> None:
+    path = tmp_path / "plan.h5"
+    if before is not None:
+        path.write_bytes(before)
+    real_write = Path.write_bytes
+
+    def half(self: Path, data: bytes) -> int:
+        real_write(self, data[: len(data) // 2])
+        assert [each.name for each in tmp_path.iterdir() if each != path]  # there is half a file
+        raise KeyboardInterrupt
+
+    def stop(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        if where == "write":
+            patch.setattr(Path, "write_bytes", half)
+        else:
+            patch.setattr(atomic if where == "fsync" else os, where, stop)
+        with pytest.raises(KeyboardInterrupt):
+            _write(path)
+    left = {each.name: each.read_bytes() for each in tmp_path.iterdir()}
+    assert left == ({} if before is None else {"plan.h5": before})
+    _write(path)  # the control: nothing in the way, and nothing left beside it
+    open_artifact(path, "plan", 3).close()
+    assert [each.name for each in tmp_path.iterdir()] == ["plan.h5"]
+
+
+def _interrupted_folder(path: Path) -> None:
+    with atomic.atomic_folder(path) as folder:
+        (folder / "half").write_bytes(b"x")
+        raise KeyboardInterrupt
+
+
+def test_ctrl_c_while_a_folder_is_written(tmp_path: Path) -> None:
+    with pytest.raises(KeyboardInterrupt):
+        _interrupted_folder(tmp_path / "out")
+    assert list(tmp_path.iterdir()) == []
+
+
+def _interrupted_safetensors(path: Path) -> None:
+    with SafetensorsWriter(path, LAYOUT, {}) as writer:
+        writer.start("bytes")
+        writer.append(bytes([4, 5]))
+        raise KeyboardInterrupt
+
+
+def test_ctrl_c_while_safetensors_are_written(tmp_path: Path) -> None:
+    with pytest.raises(KeyboardInterrupt):
+        _interrupted_safetensors(tmp_path / "t.safetensors")
+    assert list(tmp_path.iterdir()) == []
