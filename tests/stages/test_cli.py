@@ -29,7 +29,14 @@ def test_every_command_has_help_an_example_and_run(k3tool: Callable, name: str) 
     assert f"k3tool {name}" in outcome.out
     module = sys.modules[cli.COMMANDS[name].module]
     assert isinstance(module.command, click.Command)
-    assert callable(module.run)
+    if not hasattr(module, "SUBCOMMANDS"):
+        assert callable(module.run)
+        return
+    for subcommand in module.SUBCOMMANDS:  # one file each
+        assert callable(sys.modules[subcommand.callback.__module__].run)
+        outcome = k3tool(name, subcommand.name, "--help")
+        assert outcome.code == 0
+        assert f"k3tool {name} {subcommand.name}" in outcome.out
 
 
 def test_group_help_lists_what_exists(k3tool: Callable) -> None:
