@@ -9,7 +9,7 @@ from k3tool.bench.frame import BenchReport, Limit, interleave, machine_line, spr
 from k3tool.bench.inspect_headers import drop_cache
 from k3tool.checkpoint.reader import Checkpoint
 from k3tool.checkpoint.scan_library import BLOCK_BYTES, Scanner, StopFlag
-from k3tool.checkpoint.value_targets import PIECE_BYTES, Targets
+from k3tool.checkpoint.value_targets import PACKED, PIECE_BYTES, SCALE, Targets
 from k3tool.checkpoint.values import ValueScan
 from k3tool.errors import K3Error, UsageError
 
@@ -36,6 +36,8 @@ def bench_values(
         n_bytes = sum(length for _, _, length in ranges)
         if not n_bytes:
             raise UsageError("--layers", got="no tensors", need="layers that have some")
+        kinds = [(target.kind, target.info.n_bytes) for target in Targets(opened, layers)]
+        packed = sum(size for kind, size in kinds if kind in (PACKED, SCALE)) / n_bytes
         paths = sorted({path for path, _, _ in ranges})
 
         def scan(fingerprint: bool) -> float:
@@ -70,8 +72,11 @@ def bench_values(
     definition = [
         f"{checkpoint}, {what}: {n_bytes / 1e9:.3f} GB from {'disk' if cold else 'page cache'}, "
         f"{jobs} threads on both sides, interleaved;",
-        f"read(2) with the quickest of its block sizes, nothing looked at; the scan reads blocks "
-        f"of {BLOCK_BYTES >> 10} KiB",
+        f"tensors of {n_bytes / len(kinds) / 1e6:.2f} MB on the average, {packed:.0%} of the bytes "
+        "MXFP4;",
+        f"read(2): each thread takes the next {PIECE_BYTES >> 20} MiB of the same files and ranges "
+        "and looks at nothing, with",
+        f"the quickest of five block sizes; the scan reads blocks of {BLOCK_BYTES >> 10} KiB",
         machine_line(),
     ]
     limits = [

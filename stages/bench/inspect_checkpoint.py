@@ -3,7 +3,7 @@
 import os
 import tempfile
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,12 +16,14 @@ from stages.bench import shared
 if TYPE_CHECKING:
     from k3tool.bench.frame import BenchReport
 
+VALUES_BYTES = 4 * 10**9
+
 
 @dataclass(frozen=True, slots=True)
 class Options:
     """What `bench inspect` measures: the report, or with `values` the look at every byte.
 
-    Without `checkpoint` the stand-in of the released one is made in a temporary folder.
+    Without `checkpoint` one is made in a temporary folder.
     """
 
     checkpoint: Path | None
@@ -34,6 +36,8 @@ class Options:
 
 def run(opts: Options) -> "BenchReport":
     """Measure. Raises: UsageError on options that do not go together; K3Error if a side fails."""
+    if opts.layers is not None and opts.checkpoint is None:
+        raise UsageError("--layers", got="no CHECKPOINT", need="one that has them")
     if not opts.values and (opts.layers is not None or opts.cold):
         raise UsageError("--layers, --cold", got="no --values", need="--values")
     if opts.checkpoint is not None:
@@ -43,8 +47,10 @@ def run(opts: Options) -> "BenchReport":
     with tempfile.TemporaryDirectory(dir=".", prefix=".bench-") as folder:
         path = Path(folder)
         if opts.values:
-            write_released(path / "filled", RELEASED_DATA, (0,))
-            return _measure(replace(opts, layers=(0,)), {"": path / "filled"})
+            from k3tool.bench.source import MOSTLY_EXPERTS, sized_config, write_source
+
+            write_source(path / "filled", *sized_config(VALUES_BYTES, MOSTLY_EXPERTS))
+            return _measure(opts, {"": path / "filled"})
         made = {"experts by name": path / "by-name", "experts shuffled": path / "shuffled"}
         for label, each in made.items():
             write_released(each, RELEASED_DATA, shuffled=label == "experts shuffled")
@@ -86,9 +92,9 @@ def command(
 ) -> None:
     """Measure inspect against stock safetensors, or its look at every value against read(2).
 
-    Without CHECKPOINT the stand-in of the released one is made in a temporary folder: holes for
-    the report, with the experts in the stock writer's order and in an order of each layer's own;
-    2.3 GB of layer 0 for `--values`.
+    Without CHECKPOINT one is made in a temporary folder: for the report stand-ins of the released
+    one, with the experts in the stock writer's order and in an order of each layer's own;
+    4 GB with the release's widths, mostly MXFP4 experts, for `--values`.
 
     \b
     Example:

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from k3tool.bench import shard
+from k3tool.bench.source import sized_config
 from k3tool.checkpoint.sample_presets import PRESETS
 from k3tool.errors import K3Error, UsageError
 
@@ -16,7 +17,7 @@ def test_report_of_a_small_shape(tmp_path: Path) -> None:
     assert all(spread.n == 2 and spread.least > 0 for _, spread, _ in report.rows)
     assert report.limits[1].is_held  # memory; the ratio of so small files says nothing
     assert list(tmp_path.iterdir()) == []
-    config, _ = shard._config(9_000_000, PRESETS["tiny"])
+    config, _ = sized_config(9_000_000, PRESETS["tiny"])
     assert config.num_experts > PRESETS["tiny"].text["num_experts"]
 
 
