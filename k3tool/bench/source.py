@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from k3tool.checkpoint.headers import DTYPES
+from k3tool.checkpoint.headers import DTYPE_BYTES, DTYPES
 from k3tool.checkpoint.index import INDEX_NAME
 from k3tool.checkpoint.safetensors_writer import SafetensorsWriter, TensorLayout
 from k3tool.checkpoint.sample_presets import Preset, preset_config
@@ -93,6 +93,12 @@ def _blocks(spec: TensorSpec, size: int, generator: np.random.Generator) -> Iter
         yield padded.view(np.uint8).data
         return
     for start in range(0, size, BLOCK_BYTES):
-        block = np.frombuffer(generator.bytes(min(BLOCK_BYTES, size - start)), dtype=np.uint8)
-        # A scale of 253 or more is refused; half the range is random enough.
-        yield (block & 127 if spec.name.endswith("weight_scale") else block).data
+        block = np.frombuffer(generator.bytes(min(BLOCK_BYTES, size - start)), np.uint8).copy()
+        # A scale of 253 or more is refused; half the range is random enough. Nor are NaN and Inf
+        # what a scan meets: without its exponent's top bit a number is finite.
+        if spec.name.endswith("weight_scale"):
+            block &= 127
+        elif spec.dtype in ("BF16", "F32"):
+            width = DTYPE_BYTES[spec.dtype]
+            block[width - 1 :: width] &= 0xBF
+        yield block.data
