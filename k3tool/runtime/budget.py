@@ -14,14 +14,8 @@ from typing import Any
 
 from k3tool.bench.traffic import traffic_bytes
 from k3tool.compiler.plan import EXPERT_ROLES, Plan, Tensor
-from k3tool.compiler.residency import (
-    Residency,
-    least_ring,
-    ring_places,
-    row_tables,
-    streamable,
-    with_residency,
-)
+from k3tool.compiler.residency import Residency, streamable, with_residency
+from k3tool.compiler.ring import least_ring, ring_places, row_tables
 from k3tool.errors import TargetError
 from k3tool.isa.access import paged_bytes
 from k3tool.isa.columns import spec_of

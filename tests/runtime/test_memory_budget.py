@@ -17,13 +17,8 @@ from k3tool.checkpoint.reader import Checkpoint
 from k3tool.checkpoint.sample_writer import write_sample
 from k3tool.compiler.compile import compile_plan
 from k3tool.compiler.plan import save_plan
-from k3tool.compiler.residency import (
-    Residency,
-    least_ring,
-    ring_places,
-    streamable,
-    with_residency,
-)
+from k3tool.compiler.residency import Residency, streamable, with_residency
+from k3tool.compiler.ring import least_ring, ring_places
 from k3tool.errors import ArtifactError, K3Error, TargetError, UnsoundError
 from k3tool.runtime.build import build
 from k3tool.runtime.options import RunOptions

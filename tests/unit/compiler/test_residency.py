@@ -11,13 +11,8 @@ from k3tool.checkpoint.reader import Checkpoint
 from k3tool.compiler.checks import check_plan, check_program
 from k3tool.compiler.compile import compile_plan
 from k3tool.compiler.plan import Plan
-from k3tool.compiler.residency import (
-    Residency,
-    least_ring,
-    ring_places,
-    streamable,
-    with_residency,
-)
+from k3tool.compiler.residency import Residency, streamable, with_residency
+from k3tool.compiler.ring import least_ring, ring_places
 from k3tool.isa.access import paged_bytes
 from k3tool.isa.columns import Columns
 from k3tool.isa.emit import emit
