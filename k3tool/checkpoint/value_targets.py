@@ -16,7 +16,8 @@ from k3tool.model.config import K3Config
 from k3tool.model.vision import is_vision
 from k3tool.model.weights import TensorSpec, find_spec
 
-PIECE_BYTES = 32 << 20  # a unit of work, whole rows; part of what a fingerprint means
+PIECE_BYTES = 32 << 20  # of whole rows; part of what a fingerprint means
+BATCH_BYTES = 64 << 20  # a unit of work: long calls, so that threads seldom wait for each other
 OTHER, BF16, F32, PACKED, SCALE = range(5)  # K3_SCAN_*
 GROUP_BYTES = 16  # of 32 codes, which have one scale byte
 _PLAIN = {"BF16": BF16, "F32": F32}
@@ -156,12 +157,12 @@ def _piece(target: Target, number: int, *, keep: bool = False) -> Piece:
 
 
 def batches_of(pieces: Iterable[list[Piece]]) -> Iterator[list[Piece]]:
-    """Join small pieces to what is worth one call."""
+    """Join pieces to what is worth one call."""
     batch: list[Piece] = []
     n_bytes = 0
     for group in pieces:
         more = sum(piece.n_bytes for piece in group)
-        if batch and (n_bytes + more > PIECE_BYTES or len(batch) + len(group) > MAX_JOBS):
+        if batch and (n_bytes + more > BATCH_BYTES or len(batch) + len(group) > MAX_JOBS):
             yield batch
             batch, n_bytes = [], 0
         batch += group
