@@ -269,7 +269,8 @@ def _folder_hint(path: Path) -> str:
         found = sorted(str(entry) for entry in path.glob(pattern) if entry.is_dir())
         if found:
             return f"name one {what}, such as {found[0]}"
-    return "name the folder that config.json lies in"
+    inside = sorted(str(entry.parent) for entry in path.glob("*/config.json"))
+    return f"name {inside[0]}" if inside else "name the folder that config.json lies in"
 
 
 def _check_prefix(path: Path, config: K3Config, index: Index) -> None:

@@ -128,6 +128,14 @@ def _only_twin(folder: Path) -> None:
     _unlink(folder, INDEX, *(path.name for path in files))
 
 
+def _only_twin_with_index(folder: Path) -> None:
+    index = (folder / INDEX).read_bytes()
+    _only_twin(folder)
+    (folder / INDEX).write_bytes(index)
+    with edit_json(folder / INDEX) as named:
+        named["weight_map"] = dict.fromkeys(named["weight_map"], "model.safetensors")
+
+
 def _other_files(folder: Path) -> None:
     for name in ("pytorch_model.bin", "README.md", "model.gguf", ".gitattributes"):
         (folder / name).write_bytes(b"not ours")
@@ -205,6 +213,8 @@ FILES: tuple[Case, ...] = (
     legal("hub cache", "snapshot of links into blobs", lambda f: _hub_layout(f)[1]),
     refused("hub cache", "outer folder", lambda f: _hub_layout(f)[0], "config.json",
             "snapshots/0123456789abcdef"),
+    refused("hub cache", "folder of snapshots", lambda f: _hub_layout(f)[0] / "snapshots",
+            "config.json", "0123456789abcdef"),
     refused("hub cache", "a blob is gone", _dangling_snapshot, MIDDLE, "a link to nothing"),
     legal("path", "relative", _relative),
     legal("path", "link to the folder", _folder_link),
@@ -230,10 +240,13 @@ FILES: tuple[Case, ...] = (
             "model-00001-of-000009.safetensors", "not in the index"),
     refused("stray file", "consolidated twin", lambda f: _twin(f, "consolidated.safetensors"),
             "consolidated.safetensors", "not in the index"),
+    refused("stray file", "twin of one file's name", lambda f: _twin(f, "model.safetensors"),
+            "model.safetensors", "not in the index"),
     refused("stray file", "a damaged one",
             lambda f: (f / "old.safetensors").write_bytes(b"x" * 99), "old.safetensors"),
     legal("stray file", "other files", _other_files),
     legal("one file", "consolidated alone, no index", _only_twin),
+    legal("one file", "consolidated alone, with an index", _only_twin_with_index),
 )  # fmt: skip
 
 

@@ -83,6 +83,11 @@ def _copy_without_index(folder: Path, change: int) -> None:
     (folder / INDEX).unlink()
 
 
+def _renamed_without_index(folder: Path) -> None:
+    (folder / INDEX).unlink()
+    (folder / HOME).rename(folder / "a part of it.safetensors")
+
+
 def _named_twice(folder: Path) -> None:
     """Name a tensor twice in the index's text: a plain JSON reader takes the last."""
     text = json.dumps(json.loads((folder / INDEX).read_text()))
@@ -111,6 +116,7 @@ def _reverse_order(folder: Path) -> None:
 
 INDEXES: tuple[Case, ...] = (
     legal("no index", "headers rule", lambda f: (f / INDEX).unlink()),
+    legal("no index", "headers rule, files of other names", _renamed_without_index),
     refused("index is no index", "empty", _is(""), INDEX, "JSON"),
     refused("index is no index", "cut", _is('{"metadata": {"total_size": 1'), INDEX, "JSON"),
     refused("index is no index", "bytes that are no UTF-8", _is(b'{"\xff\xfe": 1}'), INDEX, "JSON"),

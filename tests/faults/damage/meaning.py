@@ -156,6 +156,7 @@ def _copy_expert(folder: Path) -> None:
         add(folder, f"{MOE}experts.12.{part}", held[EXPERT + part], number=3)
 
 
+SCALE_1 = EXPERT + "w1.weight_scale"
 ONE = Tensor("BF16", (128,), bytes(256))
 Q = KDA + "q_proj.weight"
 MEANING: tuple[Case, ...] = (
@@ -179,6 +180,8 @@ MEANING: tuple[Case, ...] = (
     refused("layers", "the last one's tensors gone", _remove_layer, "layers.7.", "absent"),
     refused("layer map", "zero-based", _map([3, 6, 7], [0, 1, 2, 4, 5]), CONFIG,
             "full_attn_layers", "1-based"),
+    refused("layer map", "zero-based MLA layers alone", _map([3, 6, 7], [1, 2, 3, 5, 6]), CONFIG,
+            "layer 3 twice"),
     refused("layer map", "a layer in both", _map([4, 7, 8], [1, 2, 3, 4, 5, 6]), CONFIG,
             "layer 4 twice"),
     refused("layer map", "a layer in neither", _map([4, 7, 8], [1, 2, 3, 5]), CONFIG,
@@ -199,10 +202,15 @@ MEANING: tuple[Case, ...] = (
             lambda f: remove(f, *(f"{LAYERS}7.block_sparse_moe.experts.11.{p}" for p in PARTS)),
             "layers.7.block_sparse_moe.experts.11.w1", "absent"),
     refused("missing tensor", "scale", lambda f: remove(f, SCALE), SCALE, "absent", "U8 [64, 8]"),
+    refused("missing tensor", "last scale of the last layer",
+            lambda f: remove(f, f"{LAYERS}7.block_sparse_moe.experts.11.w3.weight_scale"),
+            "layers.7.block_sparse_moe.experts.11.w3.weight_scale", "absent"),
     refused("missing tensor", "packed", lambda f: remove(f, EXPERT + "w3.weight_packed"),
             EXPERT + "w3.weight_packed", "absent"),
     refused("missing tensor", "norm", lambda f: remove(f, LAYERS + "3.input_layernorm.weight"),
             LAYERS + "3.input_layernorm.weight", "absent", "BF16 [160]"),
+    refused("missing tensor", "last norm", lambda f: remove(f, PREFIX + "model.norm.weight"),
+            PREFIX + "model.norm.weight", "absent", "BF16 [160]"),
     refused("missing tensor", "router bias",
             lambda f: remove(f, MOE + "gate.e_score_correction_bias"), "e_score_correction_bias",
             "absent", "F32 [12]"),
@@ -213,9 +221,13 @@ MEANING: tuple[Case, ...] = (
             "layers.0.self_attention_res_norm.weight", "absent"),
     refused("scale", "one column short", lambda f: _narrow(f, SCALE, 1), FILE_3, SCALE, "[64, 7]",
             "[64, 8]"),
+    refused("scale", "one column short, the first matrix", lambda f: _narrow(f, SCALE_1, 1),
+            FILE_3, SCALE_1, "[256, 1]", "[256, 2]"),
     refused("scale", "one row short", lambda f: _narrow(f, SCALE, 0), FILE_3, SCALE, "[63, 8]",
             "[64, 8]"),
     refused("scale", "as F32", lambda f: _widen(f, SCALE, "F32", "<f"), FILE_3, SCALE, "F32", "U8"),
+    refused("scale", "as F32, the first matrix", lambda f: _widen(f, SCALE_1, "F32", "<f"),
+            FILE_3, SCALE_1, "F32", "U8"),
     refused("scale", "as BF16", lambda f: _widen(f, SCALE, "BF16", "<H"), FILE_3, SCALE, "BF16",
             "U8"),
     refused("scale", "as I8", lambda f: redtype(f, SCALE, "I8"), FILE_3, SCALE, "I8", "U8"),
@@ -242,6 +254,7 @@ MEANING: tuple[Case, ...] = (
             "[160, 512]", "[512, 160]"),
     legal("A_log", "short: the live heads alone", _a_log(8)),
     legal("A_log", "padded further", _a_log(32)),
+    legal("A_log", "padded by one", _a_log(9)),
     refused("A_log", "shorter than the heads", _a_log(4), FILE_2, A_LOG, "[4]", "[8]"),
     refused("A_log", "a value in the padding",
             lambda f: poke(f, A_LOG, 13, struct.pack("<f", 0.5)), FILE_2, A_LOG, "element 13",
@@ -254,6 +267,9 @@ MEANING: tuple[Case, ...] = (
     legal("convolution", "one stored 2-D",
           lambda f: reshape(f, KDA + "q_conv1d.weight", (128, 4))),
     legal("convolution", "all stored 2-D", _all_convs),
+    refused("convolution", "2-D, transposed",
+            lambda f: reshape(f, KDA + "q_conv1d.weight", (4, 128)), FILE_2, "q_conv1d",
+            "[4, 128]", "[128, 1, 4]"),
     refused("convolution", "axes exchanged",
             lambda f: reshape(f, KDA + "q_conv1d.weight", (128, 4, 1)), FILE_2, "q_conv1d",
             "[128, 4, 1]", "[128, 1, 4]"),
@@ -263,6 +279,8 @@ MEANING: tuple[Case, ...] = (
             "nothing reads"),
     refused("expert count", "more top-k than experts", _text(num_experts_per_token=13), CONFIG,
             "num_experts_per_token", "13", "12"),
+    refused("expert count", "more top-k than experts, by far", _text(num_experts_per_token=896),
+            CONFIG, "num_experts_per_token", "896", "12"),
     refused("unread tensor", "a bias", lambda f: add(f, KDA + "q_proj.bias", ONE), FILE_2,
             "q_proj.bias", "nothing reads"),
     refused("unread tensor", "rotary frequencies",
