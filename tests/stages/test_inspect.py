@@ -32,6 +32,16 @@ def test_report_has_what_a_person_needs(k3tool: Callable, oracle: Oracle) -> Non
     assert any(line.startswith("vision ") and line.endswith("known, not read") for line in lines)
 
 
+def test_report_says_that_headers_rule(k3tool: Callable, writable: Callable[[str], Path]) -> None:
+    folder = writable("tiny_tp8")
+    assert "no index file" not in k3tool("inspect", folder).out  # the control
+    (folder / INDEX_NAME).unlink()
+    for option in ((), ("--markdown",)):
+        outcome = k3tool("inspect", folder, *option)
+        assert outcome.code == 0
+        assert "headers (no index file)" in outcome.out
+
+
 def test_some_layers_module_by_module(k3tool: Callable, writable: Callable[[str], Path]) -> None:
     folder = writable("tiny_tp8")
     out = k3tool("inspect", folder, "--layers", "1-2,5").out
