@@ -1,6 +1,8 @@
 """Sets of shards: ranks from several machines, files of bounded size, images kept or dropped."""
 
+import json
 import shutil
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
@@ -9,6 +11,7 @@ import pytest
 
 from k3tool.artifact import open_artifact
 from k3tool.checkpoint.reader import Checkpoint
+from k3tool.checkpoint.released_layout import CONFIG_FILE, RELEASED_DATA
 from k3tool.checkpoint.shard_check import check_shards
 from k3tool.checkpoint.shard_layout import shard_files
 from k3tool.checkpoint.shard_writer import shard_checkpoint
@@ -16,6 +19,7 @@ from k3tool.checkpoint.shards import Shards
 from k3tool.errors import ArtifactError, UsageError
 from k3tool.model.config import K3Config
 from k3tool.model.vision import is_vision
+from k3tool.model.weights import n_bytes, rank_shape
 
 Oracle = Callable[[str], Path]
 
@@ -167,3 +171,16 @@ def test_bytes_of_a_rank_add_up(oracle: Oracle, tmp_path: Path) -> None:
         for path in (tmp_path / "out" / "rank-06-of-08").glob("*.safetensors")
     )
     assert data == info.rank_bytes
+
+
+@pytest.mark.parametrize(("tp", "most_files"), [(1, 2), (8, 1)])
+def test_files_of_the_release_hold_at_most_16_gb(tp: int, most_files: int) -> None:
+    config = K3Config.from_dict(json.loads((RELEASED_DATA / CONFIG_FILE).read_text()))
+    files = list(shard_files(config, tp))
+    sizes = [
+        sum(n_bytes(rank_shape(spec, tp), spec.dtype) for spec in file.tensors) for file in files
+    ]
+    assert max(sizes) <= 16_000_000_000
+    of_layers = Counter(file.layer for file in files if file.layer is not None)
+    assert len(of_layers) == config.num_hidden_layers
+    assert max(of_layers.values()) == most_files
