@@ -24,7 +24,7 @@ class Options:
     """
 
     output: Path
-    preset: str = "tiny"
+    preset: str | None = None  # tiny; the released layout has a shape of its own
     seed: int = 0
     released: bool = False
     data: Path = RELEASED_DATA
@@ -37,6 +37,8 @@ def run(opts: Options, say: Callable[[str], None] | None = None) -> SampleInfo:
 
     `say` hears of each file of a small model.
     """
+    if opts.released and opts.preset is not None:
+        raise UsageError("--preset", got=opts.preset, need="none with --layout released")
     if opts.released:
         return write_released(
             opts.output, opts.data, opts.fill_layers, opts.seed, shuffled=opts.shuffled
@@ -47,7 +49,7 @@ def run(opts: Options, say: Callable[[str], None] | None = None) -> SampleInfo:
     if opts.shuffled:
         got = "a layout in the order of the release"
         raise UsageError("--shuffle-experts", got=got, need="--layout released")
-    return write_sample(opts.output, opts.preset, opts.seed, say)
+    return write_sample(opts.output, opts.preset or "tiny", opts.seed, say)
 
 
 @click.command(name="sample")
@@ -62,9 +64,7 @@ def run(opts: Options, say: Callable[[str], None] | None = None) -> SampleInfo:
 @click.option(
     "--preset",
     type=click.Choice(sorted(PRESETS)),
-    default="tiny",
-    show_default=True,
-    help="Which shape: tiny takes 8 MB, wide 23 MB, mid 3 GB, k3-slice 8 GB.",
+    help="Which shape (default tiny): tiny takes 8 MB, wide 23 MB, mid 3 GB, k3-slice 8 GB.",
 )
 @click.option(
     "--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Seed of the values."
@@ -90,7 +90,7 @@ def run(opts: Options, say: Callable[[str], None] | None = None) -> SampleInfo:
 def command(
     output: Path,
     layout: str,
-    preset: str,
+    preset: str | None,
     seed: int,
     fill_layers: tuple[int, ...] | None,
     shuffle_experts: bool,

@@ -11,7 +11,7 @@ import numpy as np
 
 from k3tool.compiler.hazards import check_memory, check_ordered, check_steps
 from k3tool.compiler.order import counter_name
-from k3tool.compiler.record_checks import record_faults, tensor_faults
+from k3tool.compiler.record_checks import record_faults, state_faults, tensor_faults
 from k3tool.errors import ArtifactError
 from k3tool.isa.columns import GATE, PACKET_REARM
 from k3tool.isa.stream import Isa, check_isa
@@ -58,7 +58,7 @@ def _tables(isa: Isa, where: str) -> tuple[str, list[str]]:
 
 def _records(c: StreamOrder) -> tuple[str, list[str]]:
     """F: words are what the tensors' sizes make them, tensors the bytes of their shapes."""
-    faults = list(tensor_faults(c.tensors))
+    faults = [*tensor_faults(c.tensors), *state_faults(c.tensors, c.isa.params)]
     faults += record_faults(c, c.stream.max_tokens, c.isa.tp, rank_of_params=0)
     return f"{len(c.rows)} records, {len(c.tensors)} tensors", faults
 

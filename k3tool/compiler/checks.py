@@ -14,10 +14,10 @@ from k3tool.artifact import open_artifact
 from k3tool.compiler.check_ranks import RANK_CHECKS, check_ranks
 from k3tool.compiler.check_stream import STREAM_CHECKS, check_stream
 from k3tool.compiler.hazards import check_memory, check_ordered, check_steps
-from k3tool.compiler.meaning import check_meaning, mode_of, model_of, weight_faults
+from k3tool.compiler.meaning import check_meaning, mode_of, model_of, unknown_leaves, weight_faults
 from k3tool.compiler.order import Order, Ordering, counter_name
 from k3tool.compiler.plan import PLAN_SCHEMA, Plan, load_plan
-from k3tool.compiler.record_checks import record_faults, tensor_faults
+from k3tool.compiler.record_checks import record_faults, state_faults, tensor_faults
 from k3tool.compiler.theorems import prove_fired
 from k3tool.errors import ArtifactError, K3Error, UnsoundError
 from k3tool.isa import table, wire
@@ -130,7 +130,7 @@ def check_plan(plan: Plan) -> list[Check]:
         for name, check in _PHASE_CHECKS.items():
             label = f"{name} {context.phase.name}"
             checks.append(outcome(label, check(context)))
-    tensors = list(tensor_faults(plan.tensors))
+    tensors = [*tensor_faults(plan.tensors), *state_faults(plan.tensors, plan.params)]
     checks.append(outcome("C tensors", (f"{len(plan.tensors)} tensors", tensors)))
     checks.append(outcome("D steps", check_steps(contexts)))
     return checks + _meaning("A", plan.params, contexts, plan.tp)
@@ -152,6 +152,8 @@ def _meaning(
     if config is None:
         return [not_run(name, "no config is recorded to compare with") for name in names]
     tensors = contexts[0].tensors
+    if unknown := list(unknown_leaves(tensors, config, tp)):
+        return [failed(name, unknown[0]) for name in names]
     weights = list(weight_faults(tensors, config, tp))
     n_weights = sum(tensor.is_weight for tensor in tensors)
     checks = [outcome(names[1], (f"{n_weights} weights are the config's", weights))]

@@ -13,7 +13,7 @@ from typing import Any
 
 from k3tool.compiler.dag import PACKINGS
 from k3tool.compiler.order import Ordering
-from k3tool.compiler.plan import Tensor
+from k3tool.compiler.plan import NUMERICS_VERSION, Tensor
 from k3tool.compiler.record_checks import handles_of, results_of
 from k3tool.compiler.rules import RULES, Term
 from k3tool.errors import K3Error
@@ -47,10 +47,14 @@ def mode_of(params: Mapping[str, Any]) -> str:
 
     Raises: K3Error where it says none that this build knows.
     """
-    numerics = params.get("numerics")
-    found = numerics.get("mode") if isinstance(numerics, Mapping) else None
+    recorded = params.get("numerics")
+    numerics = recorded if isinstance(recorded, Mapping) else {}
+    found = numerics.get("mode")
     if found not in MODES:
         raise K3Error("the recorded numerics", got=found, need=" or ".join(MODES))
+    if numerics.get("version") != NUMERICS_VERSION:
+        got = f"version {numerics.get('version')}"
+        raise K3Error("the recorded numerics", got=got, need=f"version {NUMERICS_VERSION}")
     return str(found)
 
 
@@ -75,16 +79,21 @@ def check_meaning(c: Ordering, config: K3Config, tp: int, mode: str) -> tuple[st
     return f"{len(c.rows)} packets are the model's {reader.n_model} values", reader.missing()
 
 
+def unknown_leaves(tensors: Sequence[Tensor], config: K3Config, tp: int) -> Iterator[str]:
+    """Yield rows that say to be a weight the model has not; its graph cannot be followed then."""
+    weights = weight_table(config, tp)
+    for handle, tensor in enumerate(tensors):
+        if tensor.is_weight and tensor.leaf not in weights:
+            yield f"tensor {handle} ({tensor.name}): the model has no weight {tensor.leaf!r}"
+
+
 def weight_faults(tensors: Sequence[Tensor], config: K3Config, tp: int) -> Iterator[str]:
     """Yield rows of the handle table that are not the weights the config implies."""
     weights = weight_table(config, tp)
     for handle, tensor in enumerate(tensors):
-        if not tensor.is_weight:
-            continue
-        leaf = weights.get(tensor.leaf)
+        leaf = weights.get(tensor.leaf) if tensor.is_weight else None
         if leaf is None:
-            yield f"tensor {handle} ({tensor.name}): the model has no weight {tensor.leaf}"
-            continue
+            continue  # no weight, or an unknown one, which is told before
         got = (tensor.dtype, tensor.logical, tensor.local, tensor.split, tensor.source)
         need = (leaf.dtype, leaf.shape, leaf.local_shape, leaf.split, leaf.source)
         words = ("dtype", "shape", "part", "split", "source")

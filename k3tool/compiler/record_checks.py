@@ -8,7 +8,7 @@ It serves plans and emitted streams alike and knows nothing of waits.
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 from k3tool.compiler.handles import weight_bytes
 from k3tool.compiler.memory import ALIGN_BYTES
@@ -17,11 +17,39 @@ from k3tool.compiler.plan import Tensor
 from k3tool.compiler.residency import load_faults
 from k3tool.errors import K3Error
 from k3tool.isa.columns import PACKET_DIGEST, spec_of
-from k3tool.isa.table import IO_PAGE_BYTES, Op, Operand, OpSpec
+from k3tool.isa.table import IO_PAGE_BYTES, PAGE_TOKENS, Op, Operand, OpSpec
 from k3tool.model.operators import input_operands, params_of, record_attrs, solve_sizes, units_of
 
 _DENSE, _EXPERTS = ("bf16", "f32"), ("mxfp4",)
 _WEIGHT_DTYPES = {"weight": _DENSE, "ring": _DENSE, "experts": _EXPERTS, "slots": _EXPERTS}
+
+
+class ShortState(NamedTuple):
+    """A state with fewer pages or slots than batch and context ask for."""
+
+    name: str
+    unit: str
+    got: int
+    need: int
+
+
+def short_states(tensors: Sequence[Tensor], params: Mapping[str, Any]) -> Iterator[ShortState]:
+    """Yield states that the page table would reach past: op bodies index them without looking."""
+    n_slots = int(params["batch"])
+    n_pages = n_slots * -(-int(params["ctx"]) // PAGE_TOKENS)
+    for tensor in tensors:
+        if tensor.role != "state":
+            continue
+        is_paged = len(tensor.local) == 3 and tensor.local[1] == PAGE_TOKENS  # a latent cache
+        need, unit = (n_pages, "pages") if is_paged else (n_slots, "slots")
+        if tensor.local[0] < need:
+            yield ShortState(tensor.name, unit, int(tensor.local[0]), need)
+
+
+def state_faults(tensors: Sequence[Tensor], params: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the same as sentences."""
+    for state in short_states(tensors, params):
+        yield f"{state.name}: {state.got} {state.unit}, batch and ctx need {state.need}"
 
 
 def tensor_faults(tensors: Sequence[Tensor]) -> Iterator[str]:

@@ -20,6 +20,7 @@ from k3tool.checkpoint.shard_writer import shard_checkpoint
 from k3tool.checkpoint.shards import SHARDS_NAME, SHARDS_SCHEMA, Shards
 from k3tool.compiler.checks import check_program, require_proved, verify_program
 from k3tool.compiler.compile import compile_plan
+from k3tool.compiler.meaning import model_of
 from k3tool.compiler.plan import Plan, load_plan
 from k3tool.compiler.proved import save_proved_isa, save_proved_plan
 from k3tool.errors import ArtifactError, K3Error, TargetError, UsageError
@@ -40,7 +41,8 @@ from k3tool.targets import BATCH, DEFAULT_CHUNK, MOST_RANKS, get_target
 TARGET = "cpu"
 Say = Callable[[str], None]
 _COMPILER_FOLDERS = ("compiler", "isa", "model")
-_BUDGET = ROOT / "k3tool" / "runtime" / "budget.py"
+# What a budget pins, prices and limits of targets, and which theorems Coq has checked.
+_COMPILER_FILES = ("k3tool/runtime/budget.py", "k3tool/targets.py", "proofs/proved.json")
 
 
 @dataclass(frozen=True, slots=True)
@@ -258,9 +260,10 @@ def _cached_program(source: Source, options: RunOptions, say: Say) -> Program:
 def _compiler_hash() -> str:
     """Return a hash of the sources that turn a config into streams: they are an input as well."""
     digest = hashlib.sha256()
-    for folder in _COMPILER_FOLDERS:
-        for path in [*sorted((ROOT / "k3tool" / folder).glob("*.py")), _BUDGET]:
-            digest.update(path.name.encode() + path.read_bytes())
+    folders = [ROOT / "k3tool" / folder for folder in _COMPILER_FOLDERS]
+    paths = [path for folder in folders for path in sorted(folder.rglob("*.py"))]
+    for path in [*paths, *(ROOT / name for name in _COMPILER_FILES)]:
+        digest.update(path.name.encode() + path.read_bytes())
     return digest.hexdigest()
 
 
@@ -302,5 +305,25 @@ def _check_foreign(isa: Isa, source: Source, name: str) -> None:
         raise ArtifactError(
             f"{name}: checkpoint", got=f"{made_for[:16]}.." if made_for else "none, only a config",
             need=f"{source.identity[:16]}.. of {source.path}",
+            hint=f"k3tool compile-plan {source.path} -o plan.h5",
+        )  # fmt: skip
+    _check_config(isa, source, name)
+
+
+def _check_config(isa: Isa, source: Source, name: str) -> None:
+    """Refuse streams of another config: the identity is words of a file, these are what ran."""
+    found = model_of(isa.params)
+    if found is None:
+        raise ArtifactError(f"{name}: config", got="none", need=f"that of {source.path}")
+    made, own = found.config_dict, source.config.config_dict
+    if canonical_json(made) != canonical_json(own):
+        parts = [{**config, **config.get("text_config", {})} for config in (made, own)]
+        differ = sorted(
+            key for key in {**parts[0], **parts[1]}
+            if key != "text_config" and parts[0].get(key) != parts[1].get(key)
+        )  # fmt: skip
+        field = differ[0] if differ else "text_config"
+        raise ArtifactError(
+            f"{name}: config: {field}", got=parts[0].get(field), need=parts[1].get(field),
             hint=f"k3tool compile-plan {source.path} -o plan.h5",
         )  # fmt: skip

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from k3tool.compiler.plan import EXPERT_ROLES, Tensor
-from k3tool.compiler.record_checks import results_of
+from k3tool.compiler.record_checks import results_of, short_states
 from k3tool.errors import ArtifactError
 from k3tool.isa.stream import Isa, Stream
 from k3tool.isa.table import ALL_PHASES, PAGE_TOKENS, SPECS, WORD_PARAMS, OpSpec, isa_hash
@@ -141,19 +141,12 @@ def build_image(isa: Isa, rank: int, weights: RankWeights, request: Request, voc
 
 def _check_states(isa: Isa) -> None:
     """Refuse states that the page table would reach past: op bodies index them without looking."""
-    n_slots = int(isa.params["batch"])
-    n_pages = n_slots * -(-int(isa.params["ctx"]) // PAGE_TOKENS)
-    for tensor in isa.tensors:
-        if tensor.role != "state":
-            continue
-        is_paged = len(tensor.local) == 3 and tensor.local[1] == PAGE_TOKENS  # a latent cache
-        need, unit = (n_pages, "pages") if is_paged else (n_slots, "slots")
-        if tensor.local[0] < need:
-            raise ArtifactError(
-                f"{tensor.name}: {unit}", got=tensor.local[0],
-                need=f"{need} for batch {n_slots} and ctx {isa.params['ctx']}",
-                hint="emit the stream again with this build",
-            )  # fmt: skip
+    for state in short_states(isa.tensors, isa.params):
+        raise ArtifactError(
+            f"{state.name}: {state.unit}", got=state.got,
+            need=f"{state.need} for batch {isa.params['batch']} and ctx {isa.params['ctx']}",
+            hint="emit the stream again with this build",
+        )  # fmt: skip
 
 
 def checksum(data: bytes) -> int:

@@ -50,15 +50,19 @@ def test_a_program_is_named_by_op_table_and_compiler(
 def test_the_compiler_hash_is_of_its_sources(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name in cache._COMPILER_FOLDERS:
-        (tmp_path / "k3tool" / name).mkdir(parents=True)
-        (tmp_path / "k3tool" / name / "a.py").write_text("x = 1\n")
+    """Packages inside as well, prices of targets, and what Coq has checked."""
+    sources = [f"k3tool/{name}/a.py" for name in cache._COMPILER_FOLDERS]
+    sources += ["k3tool/compiler/inner/b.py", *cache._COMPILER_FILES]
+    assert {"k3tool/targets.py", "proofs/proved.json"} < set(sources)
+    for name in sources:
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text("x = 1\n")
     monkeypatch.setattr(cache, "ROOT", tmp_path)
     seen = {cache._compiler_hash()}
-    for name in cache._COMPILER_FOLDERS:
-        (tmp_path / "k3tool" / name / "a.py").write_text("x = 2\n")
+    for name in sources:
+        (tmp_path / name).write_text("x = 2\n")
         seen.add(cache._compiler_hash())
-    assert len(seen) == 1 + len(cache._COMPILER_FOLDERS)
+    assert len(seen) == 1 + len(sources)
 
 
 def test_shards_are_made_again_when_the_checkpoint_differs(
