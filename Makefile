@@ -13,7 +13,7 @@ KERNEL_SOURCES := $(shell find kernels_common kernels_cpu -type f \( -name '*.[c
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-demo: $(VENV)/demo.stamp ## set up and run the whole pipeline on a sample checkpoint (about a minute)
+demo: $(VENV)/demo.stamp ## set up and run the whole pipeline on a sample checkpoint (one to two minutes)
 	PATH="$(CURDIR)/$(BIN):$$PATH" samples/pipeline.sh build/demo
 
 test: $(VENV)/dev.stamp ## set up and run the tests
@@ -57,7 +57,7 @@ sizes: ## lines per file and the ten longest functions
 	@$(PYTHON) samples/sizes.py k3tool stages
 
 clean: ## remove what the targets above made
-	rm -rf $(VENV) build *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) build kernels_cpu/build *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
 
 # A missing apt package is named before anything is downloaded.
 requirements:
