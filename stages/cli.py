@@ -13,6 +13,7 @@ try:
     import importlib.util
     import os
     import signal
+    import traceback
     from collections.abc import Sequence
     from types import FrameType
     from typing import NamedTuple
@@ -151,7 +152,7 @@ def _report(error: K3Error, context: click.Context | None) -> int:
     stage = context.invoked_subcommand if context is not None else None
     click.echo(error.text(stage), err=True)
     if context is not None and context.params.get("traceback"):
-        raise error
+        click.echo("".join(traceback.format_exception(error)), err=True, nl=False)
     return error.exit_code
 
 

@@ -80,8 +80,11 @@ def test_error_class_gives_code_and_one_message(
     assert outcome.code == code
     assert outcome.err == "k3tool shard: plan.h5: tp: got 4, need 8\n  hint: compile again\n"
     assert outcome.out == ""
-    with pytest.raises(getattr(errors, kind)):
-        cli.run_command(["--traceback", "shard", "x", "--tp", "8", "-o", "y"])
+    traced = k3tool("--traceback", "shard", "x", "--tp", 8, "-o", "y")
+    assert traced.code == code  # where it arose is told besides, not instead
+    assert traced.err.startswith(outcome.err)
+    assert "Traceback" in traced.err
+    assert "raise error" in traced.err
 
 
 def test_unknown_exceptions_keep_their_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
