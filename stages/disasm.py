@@ -60,7 +60,9 @@ def _assembled(file: Path, listing: Path, output: Path) -> str:
     try:
         text = listing.read_text()
     except (OSError, UnicodeDecodeError) as error:
-        raise ArtifactError(str(listing), got=str(error), need="a listing") from None
+        reason = error.strerror if isinstance(error, OSError) else "no UTF-8 text"
+        got = (reason or "unreadable").lower()
+        raise ArtifactError(str(listing), got=got, need="a listing") from None
     found = assemble(text.splitlines(), str(listing))
     if sorted(found) != sorted(plan.phases):
         got, need = ", ".join(found), " and ".join(plan.phases)
@@ -143,7 +145,7 @@ def _parse_range(
             return int(first), int(first) + 1
         bounds = (int(first) if first else None, int(last) if last else None)
     except ValueError:
-        raise click.BadParameter(f"{value!r} is not a:b") from None
+        raise click.BadParameter(f"{value!r} is not START:END, as 0:8") from None
     if any(bound is not None and bound < 0 for bound in bounds):
         raise click.BadParameter("bounds count from 0")
     return bounds

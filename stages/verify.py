@@ -172,7 +172,7 @@ def plan(files: tuple[Path, ...], strict: bool, as_json: bool) -> None:
     A: what is executed is the model's graph. B: each element is written by one slice. C: no live
     buffers overlap. D: counters order every access, no interleaving locks. E: the wire form. F: all
     of it again from the emitted instructions. G: the ranks together. Without ISA the stream is
-    emitted in memory. A check that did not run is a failure.
+    emitted in memory. A check that did not run is a failure here, with --strict or without.
 
     \b
     Example:

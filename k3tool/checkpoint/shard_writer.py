@@ -235,7 +235,7 @@ class ShardJob:
                 str(self.path.parent),
                 got=f"{have} bytes free",
                 need=f"{need} bytes for {len(self.every)} ranks",
-                hint="free some, or write fewer ranks here with --rank",
+                hint="free some, write elsewhere (run: --cache), or split with k3tool shard --rank",
             )
 
     # -- writing -------------------------------------------------------------------------------
