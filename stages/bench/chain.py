@@ -31,6 +31,7 @@ def run(options: Options) -> "Chain":
 
     plan = load_plan(options.plan)
     bandwidth = shared.bytes_per_s(str(plan.params["target"]), options.bandwidth)
+    shared.require_phase(options.phase, plan.phases)
     return measure_chain(plan, options.phase, bandwidth)
 
 

@@ -1,11 +1,12 @@
 """Options and output that several subcommands of bench share."""
 
 import json
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 import click
 
-from k3tool.errors import UnsoundError
+from k3tool.errors import UnsoundError, UsageError
 from k3tool.targets import get_target
 from stages import options as common
 
@@ -19,6 +20,12 @@ def phase_option() -> common.Decorator:
         "--phase", type=click.Choice(["decode", "prefill"]), default="decode", show_default=True,
         help="Which phase.",
     )  # fmt: skip
+
+
+def require_phase(phase: str, names: Iterable[str]) -> None:
+    """Refuse a phase that a program was made without. Raises: UsageError."""
+    if phase not in (have := list(names)):
+        raise UsageError("--phase", got=phase, need=" or ".join(have))
 
 
 def bandwidth_option() -> common.Decorator:

@@ -52,6 +52,7 @@ def run(options: Options) -> Simulation:
     from k3tool.targets import get_target
 
     isa = load_isa(options.isa)
+    shared.require_phase(options.phase, isa.streams)
     target = get_target(isa.target)
     handoff_us = target.handoff_us if options.handoff_us is None else options.handoff_us
     gate_us = handoff_us if options.gate_us is None else options.gate_us

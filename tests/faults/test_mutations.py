@@ -174,7 +174,7 @@ HEADER_BYTES, HEAD_BYTES = 28, 12
     ("label", "damage", "words"),
     [
         ("unknown opcode", lambda raw: raw[:28] + b"\xfa\0" + raw[30:], "packet 0: opcode"),
-        ("reserved opcode", lambda raw: raw[:28] + b"\x01\0" + raw[30:], "packet 0: opcode"),
+        ("reserved opcode", lambda raw: raw[:28] + b"\x03\0" + raw[30:], "packet 0: opcode"),
         ("unknown flag", lambda raw: raw[:30] + b"\x40\0" + raw[32:], "packet 0: flags"),
         ("more operands than the op has", lambda raw: raw[:32] + b"\x09" + raw[33:], "packet 0"),
         ("a packet's length", lambda raw: raw[:36] + b"\xff" + raw[37:], "packet 0"),

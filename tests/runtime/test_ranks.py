@@ -186,7 +186,7 @@ def _fault_in_words(folder: Path, name: str, tp: int) -> str:
     made = toy.images(isa, folder, per_rank={tp - 1: weights})
     with pytest.raises(FaultError) as caught:
         toy.run(toy.launch(made))
-    return str(fault_error(isa, caught.value.fault, ()))
+    return str(fault_error(isa, caught.value.fault, (), ()))
 
 
 def test_a_value_that_all_ranks_hold_accuses_no_rank(tmp_path: Path) -> None:

@@ -187,3 +187,16 @@ def test_simulate_executes_every_seed_by_queues_and_by_windows(
 def test_simulate_refuses_a_plan(k3tool: Run, made: Plan, tmp_path: Path) -> None:
     save_plan(made, tmp_path / "plan.h5")
     assert k3tool("bench", "simulate", tmp_path / "plan.h5").code == 3
+
+
+def test_a_phase_that_the_program_lacks_is_refused(k3tool: Run, tmp_path: Path) -> None:
+    only = compile_plan(
+        K3Config.from_dict(preset_config(PRESETS["tiny"])),
+        tp=2, target="hip:gfx950", workgroups=16, chunk=4, batch=1, ctx=512, phases=("decode",),
+    )  # fmt: skip
+    save_plan(only, tmp_path / "plan.h5")
+    save_isa(emit(only, "hip:gfx950"), tmp_path / "isa.h5")
+    for what, name in (("chain", "plan.h5"), ("simulate", "isa.h5")):
+        done = k3tool("bench", what, tmp_path / name, "--phase", "prefill")
+        assert done.code == 2, done.err
+        assert "--phase: got prefill, need decode" in done.err
