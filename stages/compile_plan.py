@@ -276,7 +276,17 @@ def command(
     overrides = parse_eps(eps)
     phases = phase or PHASES
     options = Options(
-        source, output, tp, target, workgroups, chunk, batch, ctx, without, phases, numerics,
+        source,
+        output,
+        tp,
+        target,
+        workgroups,
+        chunk,
+        batch,
+        ctx,
+        without,
+        phases,
+        numerics,
         overrides,
     )
     result = run(options)

@@ -169,17 +169,25 @@ def foreseen_lines(found: Foreseen) -> Iterator[str]:
     ranks = f"{count_text(p.ranks, 'rank')} and the driver"
     yield f"budget            {bytes_text(found.memory_bytes)} for {ranks}"
     yield f"predicted peak    {bytes_text(p.peak_bytes)} of all of them"
-    yield (f"pinned            {bytes_text(p.pinned_bytes)} in "
-           f"{count_text(p.pinned_tensors, 'tensor')}, read once")
+    yield (
+        f"pinned            {bytes_text(p.pinned_bytes)} in "
+        f"{count_text(p.pinned_tensors, 'tensor')}, read once"
+    )
     if p.streamed_tensors:
-        yield (f"streamed          {bytes_text(p.streamed_bytes)} in "
-               f"{count_text(p.streamed_tensors, 'tensor')} a token, through a ring of "
-               f"{bytes_text(p.ring_bytes)}: {100 / p.ring_turns:.0f} % of it read ahead")
-    yield (f"expert slots      {p.expert_slots} of {p.experts}, {bytes_text(p.cache_bytes)}; "
-           f"prompt in steps of {count_text(p.chunk, 'token')}")
+        yield (
+            f"streamed          {bytes_text(p.streamed_bytes)} in "
+            f"{count_text(p.streamed_tensors, 'tensor')} a token, through a ring of "
+            f"{bytes_text(p.ring_bytes)}: {100 / p.ring_turns:.0f} % of it read ahead"
+        )
+    yield (
+        f"expert slots      {p.expert_slots} of {p.experts}, {bytes_text(p.cache_bytes)}; "
+        f"prompt in steps of {count_text(p.chunk, 'token')}"
+    )
     yield f"everything else   {bytes_text(p.other_bytes)}: state, activations, the process"
-    yield (f"bytes a token     storage {bytes_text(p.storage_bytes_per_token)} at most, "
-           f"memory {bytes_text(p.memory_bytes_per_token)} (full context)")
+    yield (
+        f"bytes a token     storage {bytes_text(p.storage_bytes_per_token)} at most, "
+        f"memory {bytes_text(p.memory_bytes_per_token)} (full context)"
+    )
     for name, rate in (("storage", found.storage_rate), ("memory", found.memory_rate)):
         text = "unknown: give it, or a checkpoint" if rate is None else f"{rate / 1e9:.2f} GB/s"
         yield f"{name + ' rate':17} {text}"
@@ -198,32 +206,64 @@ _POSITIVE = click.IntRange(min=1)
 @click.option("--ids", metavar="1,2,3", help="The prompt, as token ids.")
 @click.option("--gen", type=_POSITIVE, default=16, show_default=True, help="Tokens to generate.")
 @common.tp()
-@click.option("--threads", type=_POSITIVE, metavar="N",
-              help="Threads per rank. Default: cores / ranks.")
+@click.option(
+    "--threads", type=_POSITIVE, metavar="N", help="Threads per rank. Default: cores / ranks."
+)
 @click.option("--chunk", type=_POSITIVE, help=f"Prompt tokens in a step. Default: {DEFAULT_CHUNK}.")
-@click.option("--ctx", type=_POSITIVE,
-              help=f"Positions to compile for. Default: {DEFAULT_CONTEXT}, or what the run needs.")
-@click.option("--workgroups", type=_POSITIVE,
-              help=f"Workgroups of the program. Default: {get_target('cpu').workgroups}.")
+@click.option(
+    "--ctx",
+    type=_POSITIVE,
+    help=f"Positions to compile for. Default: {DEFAULT_CONTEXT}, or what the run needs.",
+)
+@click.option(
+    "--workgroups",
+    type=_POSITIVE,
+    help=f"Workgroups of the program. Default: {get_target('cpu').workgroups}.",
+)
 @common.numerics(default=None)
 @click.option("--leaves", type=click.Choice(LEAVES), default="auto", show_default=True,
               help="Instruction set of the op bodies; the bits are the same.")  # fmt: skip
 @click.option("--prefill", type=click.Choice(["prefill", "decode"]), default="prefill",
               show_default=True, help="Program that reads the prompt.")  # fmt: skip
-@click.option("--memory", metavar="SIZE", help="Run in this much memory (8GB), ranks and driver "
-              "together; weights that do not fit are read as they are needed.")
-@click.option("--preset", type=click.Choice([*PRESETS, "auto"]),
-              help="A --memory by name; auto is what this machine's limits leave.")
-@click.option("--plan-only", is_flag=True,
-              help="Say how --memory would be spent and what a token would take; run nothing.")
-@click.option("--storage-rate", type=float, metavar="GB/s",
-              help="For --plan-only: the device's, instead of measuring it.")
-@click.option("--memory-rate", type=float, metavar="GB/s",
-              help="For --plan-only: memory's, instead of measuring it.")
-@click.option("--expert-trace", type=common.PATH, metavar="FILE",
-              help="With --memory: record which experts were asked for (bench cache replays it).")
-@click.option("--cache", type=common.PATH, help="Where missing stages are built. Default: "
-              "$XDG_CACHE_HOME/k3tool, or ~/.cache/k3tool.")
+@click.option(
+    "--memory",
+    metavar="SIZE",
+    help="Run in this much memory (8GB), ranks and driver "
+    "together; weights that do not fit are read as they are needed.",
+)
+@click.option(
+    "--preset",
+    type=click.Choice([*PRESETS, "auto"]),
+    help="A --memory by name; auto is what this machine's limits leave.",
+)
+@click.option(
+    "--plan-only",
+    is_flag=True,
+    help="Say how --memory would be spent and what a token would take; run nothing.",
+)
+@click.option(
+    "--storage-rate",
+    type=float,
+    metavar="GB/s",
+    help="For --plan-only: the device's, instead of measuring it.",
+)
+@click.option(
+    "--memory-rate",
+    type=float,
+    metavar="GB/s",
+    help="For --plan-only: memory's, instead of measuring it.",
+)
+@click.option(
+    "--expert-trace",
+    type=common.PATH,
+    metavar="FILE",
+    help="With --memory: record which experts were asked for (bench cache replays it).",
+)
+@click.option(
+    "--cache",
+    type=common.PATH,
+    help="Where missing stages are built. Default: $XDG_CACHE_HOME/k3tool, or ~/.cache/k3tool.",
+)
 @click.option("--isa", type=common.PATH, help="Run these streams (isa.h5).")
 @click.option("--plan", type=common.PATH, help="Emit and run this plan (plan.h5).")
 @click.option("--ignore-eos", is_flag=True, help="Do not stop at the model's end tokens.")
@@ -271,9 +311,7 @@ def command(as_json: bool, verbose: bool, logits: Path | None, **given: Any) -> 
     def note(text: str) -> None:
         click.echo(text, err=True)
 
-    stream = _until_nobody_reads(
-        _stream_json if as_json else _stream_ids, (logits, options.output)
-    )
+    stream = _until_nobody_reads(_stream_json if as_json else _stream_ids, (logits, options.output))
 
     def on_event(event: Event) -> None:
         if event["event"] == "start":

@@ -240,9 +240,7 @@ def _class_names(nodes: Mapping[str, Any], n_nodes: int) -> tuple[list[int], dic
     return [names[found] for found in eclass], names
 
 
-def _form(
-    kind: Op | Leaf, children: Sequence[str | int], names: Mapping[str, int]
-) -> Form:
+def _form(kind: Op | Leaf, children: Sequence[str | int], names: Mapping[str, int]) -> Form:
     if isinstance(kind, Leaf):
         return Form(kind, (), (json.loads(str(children[0])),))
     split = len(input_operands(kind))
@@ -296,5 +294,3 @@ def _instance(
     form = Form(term.op, tuple(inputs), attrs)
     found.append(Made(of_form[form], form))
     return form
-
-

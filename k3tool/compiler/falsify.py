@@ -190,8 +190,7 @@ def _bind(rule: Rule, numbers: Mapping[str, int]) -> dict[str, Any]:
     """Return a value for each of a rule's variables: symbols of the sizes that fit, and numbers."""
     fits, out = sizes(rule), {}
     shapes = {
-        name: tuple(int(evaluate(axis, numbers)) for axis in axes)
-        for name, axes in fits.axes
+        name: tuple(int(evaluate(axis, numbers)) for axis in axes) for name, axes in fits.axes
     }
     for name, sort in fits.sorts.items():
         if sort == "nat":

@@ -102,7 +102,6 @@ def weight_faults(tensors: Sequence[Tensor], config: K3Config, tp: int) -> Itera
                 yield f"tensor {handle} ({tensor.name}): {word} {a}, the model has {b}"
 
 
-
 @dataclass(slots=True)
 class _Reader:
     """Follows records in the model's own graph, to which it adds the program's fused ops.

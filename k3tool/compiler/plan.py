@@ -184,9 +184,7 @@ def save_plan(plan: Plan, path: str | Path) -> Plan:
         target=str(plan.params["target"]),
         isa_hash=isa_hash(),
     )
-    return Plan(
-        plan.tensors, plan.phases, plan.params, plan.fired, plan.inputs, digest
-    )
+    return Plan(plan.tensors, plan.phases, plan.params, plan.fired, plan.inputs, digest)
 
 
 def load_plan(path: str | Path) -> Plan:

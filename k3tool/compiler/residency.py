@@ -203,9 +203,7 @@ class _Builder:
             spec = spec_of_row(row)
             handles = spec.handles(row["handles"].tolist())
             makers |= {
-                h: index
-                for o, h in zip(spec.operands, handles, strict=True)
-                if o.role == "out"
+                h: index for o, h in zip(spec.operands, handles, strict=True) if o.role == "out"
             }
         news = []
         for before, group in pairwise([None, *self.groups]):

@@ -190,8 +190,7 @@ RULES: tuple[Rule, ...] = (
     _rule(
         "norm-linear-fuse",
         "(GEMV_BF16 (RMSNORM x norm :eps eps :round norm_round) w :head_only head :round round)",
-        "(NORM_GEMV_BF16 x norm w"
-        " :eps eps :head_only head :norm_round norm_round :round round)",
+        "(NORM_GEMV_BF16 x norm w :eps eps :head_only head :norm_round norm_round :round round)",
     ),
     _rule(
         "attnres-norm-fuse",

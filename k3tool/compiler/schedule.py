@@ -117,9 +117,7 @@ class _Phase:
             row = self.packets[index]
             row["op"] = int(packet.op)
             row["width"] = width
-            row["n_units"], row["unit_cols"] = units_of(
-                packet.op, width, sizes, layout.max_tokens
-            )
+            row["n_units"], row["unit_cols"] = units_of(packet.op, width, sizes, layout.max_tokens)
             words = params_of(packet.op, packet.attrs, sizes, layout.tp)
             row["params"][: len(words)] = words
             row["flags"] = flags_of(packet.op, packet.attrs)

@@ -72,9 +72,7 @@ def _phase(entries: list[tuple[str, str]], n_ranks: int, where: str) -> tuple[Co
     return packets, columns
 
 
-def _packet(
-    row: Columns, text: str, index: int, wait_ofs: int, at: str
-) -> list[tuple[int, int]]:
+def _packet(row: Columns, text: str, index: int, wait_ofs: int, at: str) -> list[tuple[int, int]]:
     """Fill one row from a line without names; return its waits."""
     parts = _LINE.match(text)
     if parts is None:

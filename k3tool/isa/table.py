@@ -27,7 +27,9 @@ NO_HANDLE = 0xFFFF
 # has, so that a checker can derive an instruction's writes without knowing the op; then parameters.
 WORD_HANDLES, WORD_UNITS, WORD_WIDTH, WORD_UNIT_COLS, WORD_PARAMS = 1, 7, 8, 9, 10
 N_PARAMS = RECORD_WORDS - WORD_PARAMS
-FLAG_SHIFT = 4  # of word 0's flags: lower bits are the schedule's (`columns`), from here on an op's own
+FLAG_SHIFT = (
+    4  # of word 0's flags: lower bits are the schedule's (`columns`), from here on an op's own
+)
 RUN_SHIFT = 8  # a generated operand constant is slot | place in the slot's run << RUN_SHIFT
 PAGE_TOKENS = 256  # the length of a softmax page: fixed in numerics version 1
 LOAD_BLOCK_BYTES = 1 << 20  # what one read of a LOAD asks the device for
@@ -309,8 +311,19 @@ def _row(
     reads = {name: int(times or 1) for name, _, times in (w.partition("*") for w in whole.split())}
     words, flags = _params(params)
     return OpSpec(
-        op, _operands(operands), words, unit, grain, placement, doc, scratch, flags,
-        targets=targets, whole=reads, again=tuple(again.split()), inner_waits=inner_waits,
+        op,
+        _operands(operands),
+        words,
+        unit,
+        grain,
+        placement,
+        doc,
+        scratch,
+        flags,
+        targets=targets,
+        whole=reads,
+        again=tuple(again.split()),
+        inner_waits=inner_waits,
     )
 
 
@@ -320,7 +333,10 @@ def _mix_linears_row(op: Op, n: int, rows: str, flags: str = "round:flag:1") -> 
         op,
         f"prefix part weight:res_norm weight:res_proj weight:norm {_run('weight:w', n)} {_run('out:y', n)}",
         f"K:u32:elements eps:f32:1 norm_eps:f32:1 {rows} {flags}",
-        "row", 8, "weight", scratch.mix_linears,
+        "row",
+        8,
+        "weight",
+        scratch.mix_linears,
         "y_i[t,r] = rule3(w_i[r], rmsnorm(mix of prefix and the block part (numerics, AttnRes); norm, norm_eps))",
         whole="prefix*3 part res_norm res_proj norm",
     )
@@ -417,11 +433,15 @@ def isa_hash() -> str:
     Docs, scratch, grain and what slices cost are left out: they change no record. Stamped into plans and streams,
     compiled into every interpreter, compared at load.
     """
-    lines = [f"{ISA_VERSION} {RECORD_WORDS} {N_HANDLES} {WORD_UNITS} {WORD_WIDTH} {WORD_UNIT_COLS} {WORD_PARAMS} {PAGE_TOKENS} {FLAG_SHIFT}"]
+    lines = [
+        f"{ISA_VERSION} {RECORD_WORDS} {N_HANDLES} {WORD_UNITS} {WORD_WIDTH} {WORD_UNIT_COLS} {WORD_PARAMS} {PAGE_TOKENS} {FLAG_SHIFT}"
+    ]
     for op in sorted(SPECS):
         spec = SPECS[op]
         operands = " ".join(f"{'+' if o.run else ''}{o.role}:{o.name}" for o in spec.operands)
-        params = " ".join([*(f"{p.kind}:{p.name}" for p in spec.params), *(f"flag:{f}" for f in spec.flags)])
+        params = " ".join(
+            [*(f"{p.kind}:{p.name}" for p in spec.params), *(f"flag:{f}" for f in spec.flags)]
+        )
         lines.append(f"{int(op)} {spec.name} {spec.unit} | {operands} | {params}")
     return hashlib.sha256("\n".join(lines).encode()).hexdigest()
 

@@ -146,9 +146,7 @@ class _Builder:
         self.graph.outputs = [add(Op.ARGMAX_FOLD, "token", [best])]
         return self.graph
 
-    def layer(
-        self, layer: int, prefix: int, blocks: int, n_blocks: int
-    ) -> tuple[int, int, int]:
+    def layer(self, layer: int, prefix: int, blocks: int, n_blocks: int) -> tuple[int, int, int]:
         """Add one layer; return (prefix, blocks, n_blocks) after it."""
         config, add, root = self.config, self.graph.add, f"layers.{layer}"
         site = "self_attention_res"

@@ -65,8 +65,7 @@ SIZES: dict[Op, str] = {
     Op.SHORT_CONV: "x:C conv:C,1,4 -> C",
     Op.CONV_SILU: "x:C conv:C,1,4 -> C",
     Op.KDA_DECAY: f"f:{_HEADS} a_log:H dt_bias:{_HEADS} -> {_HEADS}",
-    Op.KDA_STEP: f"q:{_HEADS} k:{_HEADS} v:{_HEADS} decay:{_HEADS} beta:H ->"
-    f" {_HEADS}",
+    Op.KDA_STEP: f"q:{_HEADS} k:{_HEADS} v:{_HEADS} decay:{_HEADS} beta:H -> {_HEADS}",
     Op.KDA_CORE: f"q:{_HEADS} k:{_HEADS} v:{_HEADS} f:{_HEADS} b:H a_log:H"
     f" dt_bias:{_HEADS} -> {_HEADS}",
     Op.KDA_GATED_NORM: "o:H*D norm:D gate:H*D -> H*D",

@@ -71,6 +71,4 @@ def expected_vision(config: K3Config) -> Iterator[TensorSpec]:
         )
         for block in blocks:
             name = row.pattern if block is None else row.pattern.replace("{B}", str(block))
-            yield TensorSpec(
-                name, "BF16", shape, Split.DROP, shape[0], table_row, None, None, name
-            )
+            yield TensorSpec(name, "BF16", shape, Split.DROP, shape[0], table_row, None, None, name)

@@ -105,9 +105,7 @@ def kda_core(
     )
 
 
-def kda_gated_norm(
-    o: Array, norm: Array, gate: Array, *, eps: float, round: int = 0
-) -> Array:
+def kda_gated_norm(o: Array, norm: Array, gate: Array, *, eps: float, round: int = 0) -> Array:
     """Norm per head, then a plain sigmoid gate (not SiLU). Shapes: o, gate (T, C), norm (D,)."""
     return mul(head_rmsnorm(o, norm, eps=eps), sigmoid(gate), round=round)
 

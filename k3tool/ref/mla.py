@@ -17,9 +17,7 @@ def _kv_b_heads(kv_b: Array, nope: int, v: int) -> tuple[Array, Array]:
     return heads[:, :nope], heads[:, nope:]
 
 
-def mla_qlat(
-    q: Array, kv_b: Array, *, nope: int, rope: int, v: int, round: int = 0
-) -> Array:
+def mla_qlat(q: Array, kv_b: Array, *, nope: int, rope: int, v: int, round: int = 0) -> Array:
     """Carry the query to the latent. Shapes: q (T, h*(nope+rope)) -> (T, h*(latent+rope))."""
     key, _ = _kv_b_heads(kv_b, nope, v)
     heads = q.reshape(len(q), -1, nope + rope)
@@ -62,9 +60,7 @@ def mla_attend(
     return rounded(context.reshape(len(q), -1), round)
 
 
-def mla_uv(
-    ctx: Array, kv_b: Array, *, nope: int, v: int, latent: int, round: int = 0
-) -> Array:
+def mla_uv(ctx: Array, kv_b: Array, *, nope: int, v: int, latent: int, round: int = 0) -> Array:
     """Carry the context to values. Shapes: ctx (T, h*latent) -> (T, h*v)."""
     _, value = _kv_b_heads(kv_b, nope, v)
     heads = ctx.reshape(len(ctx), -1, latent)

@@ -224,9 +224,7 @@ def _cached_program(source: Source, options: RunOptions, say: Say) -> Program:
     eps = dict(sorted(source.config.eps.items()))
     reference = source.as_input()
     unnamed = reference._replace(name="")  # a renamed folder holds the same checkpoint
-    identity = canonical_json(
-        [settings | budget, eps, unnamed, isa_hash(), _compiler_hash()]
-    )
+    identity = canonical_json([settings | budget, eps, unnamed, isa_hash(), _compiler_hash()])
     key = "program-" + hashlib.sha256(identity.encode()).hexdigest()[:24]
     path, plan_path = folder / f"{key}.isa.h5", folder / f"{key}.plan.h5"
     with _locked(folder, key):

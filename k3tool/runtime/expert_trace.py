@@ -21,9 +21,7 @@ from k3tool.errors import ArtifactError, K3Error
 from k3tool.isa.stream import Isa
 
 MAGIC = b"K3XTRACE"
-EVENT_DTYPE = np.dtype(
-    [("step", "<u4"), ("group", "<u4"), ("expert", "<u4"), ("is_hit", "<u4")]
-)
+EVENT_DTYPE = np.dtype([("step", "<u4"), ("group", "<u4"), ("expert", "<u4"), ("is_hit", "<u4")])
 Array = npt.NDArray[Any]
 
 

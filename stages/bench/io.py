@@ -67,12 +67,26 @@ def lines(result: Result) -> Iterator[str]:
 
 @click.command("io")
 @click.argument("path", type=common.PATH)
-@click.option("--block", "block_bytes", type=click.IntRange(min=1), default=1 << 20,
-              show_default=True, metavar="BYTES", help="Bytes of a read: an expert's, say.")
-@click.option("--depth", type=click.IntRange(1, 64), default=4, show_default=True,
-              help="Reads at a time.")
-@click.option("--bytes", "n_bytes", type=click.IntRange(min=1), default=512 << 20,
-              show_default=True, help="Bytes of a pass, at most the file's.")
+@click.option(
+    "--block",
+    "block_bytes",
+    type=click.IntRange(min=1),
+    default=1 << 20,
+    show_default=True,
+    metavar="BYTES",
+    help="Bytes of a read: an expert's, say.",
+)
+@click.option(
+    "--depth", type=click.IntRange(1, 64), default=4, show_default=True, help="Reads at a time."
+)
+@click.option(
+    "--bytes",
+    "n_bytes",
+    type=click.IntRange(min=1),
+    default=512 << 20,
+    show_default=True,
+    help="Bytes of a pass, at most the file's.",
+)
 @click.option("--repeats", type=click.IntRange(min=1), default=3, show_default=True,
               help="Passes.")  # fmt: skip
 @common.as_json()

@@ -52,8 +52,7 @@ def test_a_plan_and_its_stream_list_the_same_but_for_per_rank_parameters() -> No
     phase, stream = plan.phases["decode"], isa.streams["decode"]
     # A stream has no grain: its slices are cut. The hand-written plan's differs from its ops'.
     planned = [
-        line.removesuffix(" grain=1")
-        for line in lines(of_plan(phase, plan.tp), plan.tensors, 0, 8)
+        line.removesuffix(" grain=1") for line in lines(of_plan(phase, plan.tp), plan.tensors, 0, 8)
     ]
     assert list(lines(of_stream(stream, 1), isa.tensors, 0, 8)) == planned
     first = list(lines(of_stream(stream, 0), isa.tensors, 0, 8))
@@ -83,7 +82,7 @@ def test_every_entry_of_a_stream_is_in_exactly_one_queue_listing(
         (["isa.h5", "--rank", "2"], 2, "--rank: got 2, need below 2"),
         (["isa.h5", "--workgroup", "4"], 2, "--workgroup: got 4, need below 4"),
         (["isa.h5", "--range", "9:"], 2, "--range"),
-        (["isa.h5", "--range", "x:y"], 2, "not a:b"),
+        (["isa.h5", "--range", "x:y"], 2, "'x:y' is not START:END"),
         (["none.h5"], 3, "no such file"),
     ],
 )

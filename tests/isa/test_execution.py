@@ -64,7 +64,7 @@ def stream_of(program: Program, gated: list[bool]) -> Isa:
     )
     phase = Phase("decode", 1, packets, np.array(waits, WAIT_DTYPE), ((),) * n, gates[-1],
                   128 * (n + 1), 0, 1, 1)  # fmt: skip
-    params = {"tp": RANKS, "target": "cpu", "workgroups": WORKGROUPS}
+    params = {"tp": RANKS, "target": "cpu", "workgroups": WORKGROUPS, "batch": 1, "ctx": 1}
     return emit(Plan(tensors, {"decode": phase}, params), "cpu")
 
 

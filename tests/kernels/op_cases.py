@@ -367,11 +367,7 @@ FAMILIES = (
     elementwise, products, norms, delta, latent_attention, mixture, collectives, mixes, heads,
     mixture_of_own_choice,
 )  # fmt: skip
-CASES = {
-    case.op: case
-    for family in FAMILIES
-    for case in family()
-}
+CASES = {case.op: case for family in FAMILIES for case in family()}
 WITHOUT_CASE = {Op.NOP, Op.PART, Op.ARGMAX, Op.ARGMAX_FOLD}  # no numbers, or tests of their own
 LOADS = {op for op, spec in SPECS.items() if spec.is_load}  # no numbers: tests/runtime has them
 assert set(CASES) | WITHOUT_CASE | LOADS == set(SPECS)

@@ -71,9 +71,7 @@ def steps(isa: Isa, folders: list[Path], first_phase: str) -> int:
 
 
 @pytest.fixture
-def shards(
-    writable: Callable[[str], Path], tmp_path: Path
-) -> Callable[[str | None], list[Path]]:
+def shards(writable: Callable[[str], Path], tmp_path: Path) -> Callable[[str | None], list[Path]]:
     def make(name: str | None) -> list[Path]:
         checkpoint = writable("tiny_tp8")
         shard_checkpoint(checkpoint, TP, tmp_path / "whole")

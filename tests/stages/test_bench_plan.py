@@ -29,9 +29,7 @@ ROOT = Path(__file__).parents[2]
 @pytest.fixture(scope="module")
 def made() -> Plan:
     config = K3Config.from_dict(preset_config(PRESETS["tiny"]))
-    return compile_plan(
-        config, tp=2, target="hip:gfx950", workgroups=16, chunk=4, batch=1, ctx=512
-    )
+    return compile_plan(config, tp=2, target="hip:gfx950", workgroups=16, chunk=4, batch=1, ctx=512)
 
 
 def test_the_hand_written_plan_has_the_chain_that_can_be_counted() -> None:

@@ -40,9 +40,7 @@ def _attend_head(a: Algebra, rd: int, latent: int, scale: Number, rows: Mat, q: 
     return [a.rnd(rd, o / s) for o in mix(latent, e, [c[:latent] for c in rows])]
 
 
-def _attend(
-    a: Algebra, q: Mat, cache: Mat, latent: int, rope: int, scale: Number, rd: int
-) -> Mat:
+def _attend(a: Algebra, q: Mat, cache: Mat, latent: int, rope: int, scale: Number, rd: int) -> Mat:
     out: Mat = []
     for t, row in enumerate(q):
         seen = cache[: len(cache) - len(q) + t + 1]

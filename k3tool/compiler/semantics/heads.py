@@ -27,9 +27,7 @@ def _l2(a: Algebra, eps: Number, x: Vec) -> Vec:
 
 def _gated(a: Algebra, rd: int, o: Vec, norm: Vec, gate: Vec, eps: Number) -> Vec:
     inv = mean_inv(a, eps, o)
-    return [
-        a.rnd(rd, v * inv * w * a.sigmoid(g)) for v, w, g in zip(o, norm, gate, strict=True)
-    ]
+    return [a.rnd(rd, v * inv * w * a.sigmoid(g)) for v, w, g in zip(o, norm, gate, strict=True)]
 
 
 def _gated_norm(a: Algebra, o: Mat, norm: Vec, gate: Mat, eps: Number, rd: int) -> Mat:

@@ -103,9 +103,7 @@ def _resplit(folder: Path) -> None:
         held.update(moved)
     (folder / HOME).unlink()
     with edit_json(folder / INDEX) as index:
-        index["weight_map"] = {
-            k: OTHER if v == HOME else v for k, v in index["weight_map"].items()
-        }
+        index["weight_map"] = {k: OTHER if v == HOME else v for k, v in index["weight_map"].items()}
 
 
 def _reverse_order(folder: Path) -> None:

@@ -346,9 +346,7 @@ def test_without_rules_only_primitive_ops_are_left(oracle: Callable[[str], Path]
 
 def test_every_fused_packet_names_the_rules_that_made_it(oracle: Callable[[str], Path]) -> None:
     config = K3Config.load(oracle("tiny13") / "config.json")
-    plan = compile_plan(
-        config, tp=1, target="cpu", workgroups=8, chunk=4, batch=1, ctx=256
-    )
+    plan = compile_plan(config, tp=1, target="cpu", workgroups=8, chunk=4, batch=1, ctx=256)
     used = {(root, row.rule) for row in plan.fired if row.used for root in row.root.split()}
     made_by: dict[Op, set[str]] = {}
     for rule in RULES:

@@ -268,9 +268,7 @@ def test_one_handle_for_each_version_of_the_stack(oracle: Callable[[str], Path])
         (1, 1, 256, [0, 1]),
     ],
 )
-def test_slices_are_whole_tiles(
-    units: int, grain: int, workgroups: int, bounds: list[int]
-) -> None:
+def test_slices_are_whole_tiles(units: int, grain: int, workgroups: int, bounds: list[int]) -> None:
     slices = n_slices(units, grain, workgroups)
     assert slice_bounds(units, grain, slices).tolist() == bounds
 
