@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from k3tool.errors import ArtifactError
+from k3tool.errors import ArtifactError, listed, quoted
 
 KINDS = ("coverage", "shards", "rank", "plan", "isa", "tokens", "trace", "bench", "fingerprint")
 REQUIRED = ("k3.kind", "k3.schema", "k3.inputs", "k3.params", "k3.content_sha256", "k3.tool")
@@ -52,7 +52,7 @@ def check_roots(path: Path, roots: Mapping[str, Any], wanted: Mapping[str, objec
                 f"{path}: {name[3:]}", got=got, need=need_value, hint=_HINTS.get(name)
             )
     if roots["k3.kind"] not in KINDS:
-        raise ArtifactError(f"{path}: kind", got=roots["k3.kind"], need=f"one of {list(KINDS)}")
+        raise ArtifactError(f"{path}: kind", got=roots["k3.kind"], need=f"one of {listed(KINDS)}")
     parse_inputs(path, roots)
     parse_params(path, roots)
 
@@ -74,7 +74,7 @@ def parse_inputs(path: Path, roots: Mapping[str, Any]) -> list[InputRef]:
     for row in rows:
         fields = set(row) if isinstance(row, dict) else set()
         if fields != set(InputRef._fields) or not all(isinstance(v, str) for v in row.values()):
-            raise ArtifactError(f"{path}: inputs", got=repr(row)[:60], need=need)
+            raise ArtifactError(f"{path}: inputs", got=quoted(row), need=need)
     return [InputRef(**row) for row in rows]
 
 

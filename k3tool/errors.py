@@ -1,8 +1,37 @@
 """Every error a user can meet, one class per exit code, built from named fields.
 
 The text is `k3tool <stage>: <object>: got <x>, need <y>` and an optional `hint` line; the stage is
-added by the command line, because the library does not know which command called it.
+added by the command line, because the library does not know which command called it. A value goes
+into a message as it is, or through `listed` or `quoted`: a user reads no Python literals.
 """
+
+import json
+from collections.abc import Iterable, Mapping
+
+_MOST_QUOTED = 60
+
+
+def listed(values: Iterable[object]) -> str:
+    """Return values side by side, `1, 2, 4`; "none" where there are none. Sets come sorted."""
+    ordered = sorted(map(shown, values)) if isinstance(values, set | frozenset) else values
+    return ", ".join(shown(value) for value in ordered) or "none"
+
+
+def quoted(value: object) -> str:
+    """Return what a file or an option holds as JSON writes it, cut where it is long."""
+    text = json.dumps(value, ensure_ascii=False, default=str)
+    return text if len(text) <= _MOST_QUOTED else f"{text[: _MOST_QUOTED - 3]}..."
+
+
+def shown(value: object) -> str:
+    """Return a field of a message as text."""
+    if value is None or isinstance(value, bool):
+        return quoted(value)
+    if isinstance(value, Mapping):
+        return listed(f"{key} {shown(item)}" for key, item in value.items())
+    if isinstance(value, list | tuple | set | frozenset):
+        return listed(value)
+    return str(value)
 
 
 class K3Error(Exception):
@@ -25,7 +54,7 @@ class K3Error(Exception):
     def text(self, stage: str | None = None) -> str:
         """Return the message as the user sees it: one line, and a hint line where there is one."""
         prefix = f"k3tool {stage}: " if stage else ""
-        line = f"{prefix}{self.object}: got {self.got}, need {self.need}"
+        line = f"{prefix}{self.object}: got {shown(self.got)}, need {shown(self.need)}"
         return f"{line}\n  hint: {self.hint}" if self.hint else line
 
     def __str__(self) -> str:

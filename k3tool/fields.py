@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from k3tool.artifact import Array, Artifact
-from k3tool.errors import ArtifactError
+from k3tool.errors import ArtifactError, quoted
 
 REMAKE = "make the file again with its stage"
 MOST = 2**63 - 1  # of a number that is held in 64 bits
@@ -84,7 +84,7 @@ class Fields:
 
     def refuse(self, name: str, got: object, need: str) -> NoReturn:
         """Raise for a value. Raises: ArtifactError naming file and field."""
-        raise ArtifactError(f"{self.where}: {name}", got=_short(got), need=need, hint=REMAKE)
+        raise ArtifactError(f"{self.where}: {name}", got=quoted(got), need=need, hint=REMAKE)
 
     def _table(self, name: str, need: str) -> dict[str, object]:
         value = self._value(name, need)
@@ -103,11 +103,6 @@ def _is_finite(number: int | float) -> bool:
         return math.isfinite(number)
     except OverflowError:  # an integer beyond all floats
         return False
-
-
-def _short(value: object) -> str:
-    text = repr(value)
-    return text if len(text) <= 60 else f"{text[:56]}..."
 
 
 def params_of(file: Artifact) -> Fields:

@@ -10,7 +10,6 @@ INTERRUPTED, TERMINATED = 130, 143
 
 try:
     import importlib
-    import importlib.util
     import os
     import signal
     import traceback
@@ -50,7 +49,6 @@ COMMANDS: dict[str, Entry] = {
     "isa": Entry("stages.isa", "Print the table of ops."),
     "provenance": Entry("stages.provenance", "Print what an artifact was made from."),
     "sample": Entry("stages.sample", "Write a small synthetic checkpoint."),
-    "doctor": Entry("stages.doctor", "Say what this machine can run."),
 }
 
 
@@ -58,12 +56,12 @@ class LazyGroup(click.Group):
     """A group that knows its commands by name and imports one when it is chosen."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """Return the commands this build has, in pipeline order."""
-        return [name for name, entry in COMMANDS.items() if importlib.util.find_spec(entry.module)]
+        """Return the commands in pipeline order."""
+        return list(COMMANDS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """Import and return one command, or None if there is no such one."""
-        if cmd_name not in self.list_commands(ctx):
+        if cmd_name not in COMMANDS:
             return None
         ctx.invoked_subcommand = cmd_name  # so that a refusal here says who refuses
         require_room(STARTUP_BYTES, f"{cmd_name} before any work")
@@ -71,11 +69,22 @@ class LazyGroup(click.Group):
         assert isinstance(command, click.Command)
         return command
 
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Find a command, or name the nearest one: click knows only commands that are loaded."""
+        if args[0] not in COMMANDS:
+            import difflib
+
+            near = difflib.get_close_matches(args[0], COMMANDS, n=1)
+            if near:
+                ctx.fail(f"No such command {args[0]!r}. Did you mean {near[0]!r}?")
+        return super().resolve_command(ctx, args)
+
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the list of commands from the table, importing none of them."""
-        lines = [(name, COMMANDS[name].summary) for name in self.list_commands(ctx)]
         with formatter.section("Commands"):
-            formatter.write_dl(lines or [("none", "this build has no stages")])
+            formatter.write_dl([(name, entry.summary) for name, entry in COMMANDS.items()])
 
 
 @click.command(
@@ -164,10 +173,13 @@ def _terminate(number: int, frame: FrameType | None) -> None:
 def _open_standard_streams() -> None:
     """Open a closed stdin, stdout or stderr on nothing: else the next file opened takes its number,
     and what is printed lands in that file.
+
+    stdout is opened for reading, so that a result that is printed fails as if it were still closed;
+    on stderr nothing is lost but words.
     """
     for number, name, mode in ((0, "stdin", "r"), (1, "stdout", "w"), (2, "stderr", "w")):
         if getattr(sys, name) is None:
-            null = os.open(os.devnull, os.O_RDWR)
+            null = os.open(os.devnull, os.O_WRONLY if name == "stderr" else os.O_RDONLY)
             if null != number:
                 os.dup2(null, number)
                 os.close(null)

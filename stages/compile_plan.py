@@ -109,6 +109,8 @@ def _read_source(options: Options) -> tuple[K3Config, int, list[InputRef], str]:
         raise UsageError("--tp", got="none", need="a degree, unless the input is a shards folder")
     if source.is_file():
         return K3Config.load(source, options.eps), options.tp, [], ""
+    if not source.exists():
+        raise ArtifactError(str(source), got="absent", need="shards, a checkpoint or a config.json")
     with Checkpoint.open(source, options.eps) as checkpoint:
         if checkpoint.tp is not None:
             raise ArtifactError(

@@ -218,6 +218,8 @@ def command(
       k3tool inspect CKPT --values --fingerprint before.h5
       k3tool inspect CKPT --values --against before.h5
     """
+    if as_json and markdown:
+        raise UsageError("--markdown", got="also --json", need="one of the two")
     if tensor is not None:
         with Checkpoint.open(checkpoint) as opened:
             facts = tensor_value(opened, tensor)

@@ -6,6 +6,7 @@ from typing import Any
 
 import click
 
+from k3tool.errors import quoted
 from k3tool.model.graph import MODES
 
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
@@ -74,6 +75,6 @@ def layer_list(
         first, _, last = part.partition("-")
         last = last or first
         if not (first.isdecimal() and last.isdecimal()) or int(last) < int(first):
-            raise click.BadParameter(f"got {part!r}, need a layer or a range such as 3-5")
+            raise click.BadParameter(f"got {quoted(part)}, need a layer or a range such as 3-5")
         layers.update(range(int(first), int(last) + 1))
     return tuple(sorted(layers))

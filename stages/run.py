@@ -1,5 +1,6 @@
 """`k3tool run`: a checkpoint or shards in, tokens out; what is missing in between is built."""
 
+import errno
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -109,8 +110,8 @@ def _stream_json(event: Event) -> None:
 def _until_nobody_reads(
     show: Callable[[Event], None], outputs: Sequence[Path | None]
 ) -> Callable[[Event], None]:
-    """Return `show`, which goes on in silence when the reader of stdout has gone but files were
-    asked for too: those are written whether somebody reads or not.
+    """Return `show`, which goes on in silence when stdout's reader has gone, or it was closed from
+    the start, but files were asked for too: those are written whether somebody reads or not.
     """
     if not any(outputs):
         return show
@@ -121,7 +122,9 @@ def _until_nobody_reads(
         try:
             if reading:
                 show(event)
-        except BrokenPipeError:
+        except OSError as error:
+            if error.errno not in (errno.EPIPE, errno.EBADF):
+                raise
             reading = False
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 

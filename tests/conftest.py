@@ -6,11 +6,12 @@ and does not find it is reported as NOT RUN, never as passed.
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -20,6 +21,7 @@ import pytest
 
 from k3tool.checkpoint.reader import Checkpoint
 from k3tool.checkpoint.sample_writer import write_sample
+from k3tool.errors import K3Error
 
 REPO = Path(__file__).resolve().parent.parent
 DATA = REPO / "tests" / "data"
@@ -43,6 +45,28 @@ class Outcome(NamedTuple):
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Add `--update-golden`: write golden texts instead of comparing; review reads the diff."""
     parser.addoption("--update-golden", action="store_true", help="rewrite tests/golden")
+
+
+# -- messages ----------------------------------------------------------------------------------
+
+# What only Python writes: a list, tuple or dict of texts, None, a type, an array.
+PYTHON_LITERAL = re.compile(
+    r"""[\[({]'|\[\(|\b(None|True|False)\b|\bb'|<class |object at 0x|\b(array|Path|dtype)\("""
+)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _no_message_is_a_python_literal() -> Iterator[None]:
+    """Read every message that any test here provokes: a user should not have to read Python."""
+    made = K3Error.__init__
+
+    def read(self: K3Error, object: str, **fields: Any) -> None:
+        made(self, object, **fields)
+        assert not PYTHON_LITERAL.search(self.text()), self.text()
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(K3Error, "__init__", read)
+        yield
 
 
 # -- oracle checkpoints ------------------------------------------------------------------------

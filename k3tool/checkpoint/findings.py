@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
 
-from k3tool.errors import ArtifactError
+from k3tool.errors import ArtifactError, shown
 
 # Every kind in the order of a report, and its next step: causes before what follows from them.
 NEXT_STEPS: dict[str, str] = {
@@ -76,7 +76,7 @@ class Finding(NamedTuple):
 def file_finding(kind: str, folder: Path, file: str, error: ArtifactError) -> Finding:
     """Return an error about one file of a folder as a finding with the error's own words."""
     name = error.object.removeprefix(str(folder / file)).removeprefix(": ")
-    return Finding(kind, file, name, str(error.got), str(error.need), error.hint or "")
+    return Finding(kind, file, name, shown(error.got), shown(error.need), error.hint or "")
 
 
 def first_error(

@@ -18,7 +18,7 @@ from k3tool.checkpoint.safetensors_writer import SafetensorsWriter, TensorLayout
 from k3tool.checkpoint.sample_presets import PRESETS, preset_config
 from k3tool.checkpoint.sample_table_values import table_pieces
 from k3tool.checkpoint.sample_values import tensor_values
-from k3tool.errors import UsageError
+from k3tool.errors import UsageError, listed
 from k3tool.model.config import K3Config
 from k3tool.model.vision import expected_vision
 from k3tool.model.weights import TensorSpec, expected_tensors
@@ -47,7 +47,7 @@ def write_sample(
     """
     out = Path(out)
     if preset not in PRESETS:
-        raise UsageError("--preset", got=preset, need=f"one of {sorted(PRESETS)}")
+        raise UsageError("--preset", got=preset, need=f"one of {listed(sorted(PRESETS))}")
     require_empty(out)
     raw = preset_config(PRESETS[preset])
     config = K3Config.from_dict(raw)

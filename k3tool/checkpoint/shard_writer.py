@@ -91,7 +91,7 @@ def chosen_ranks(tp: int, ranks: Sequence[int] | None) -> tuple[int, ...]:
     chosen = tuple(sorted(set(range(tp) if ranks is None else ranks)))
     wrong = [rank for rank in chosen if not 0 <= rank < tp]
     if wrong or not chosen:
-        raise UsageError("--rank", got=wrong or "none", need=f"ranks from 0 to {tp - 1}")
+        raise UsageError("--rank", got=wrong, need=f"at least one, from 0 to {tp - 1}")
     return chosen
 
 

@@ -20,7 +20,7 @@ from pathlib import Path
 
 from k3tool.artifact import Artifact, InputRef, open_artifact
 from k3tool.checkpoint.reader import Checkpoint
-from k3tool.errors import ArtifactError
+from k3tool.errors import ArtifactError, listed, quoted
 from k3tool.fields import attrs_of, texts
 from k3tool.model.config import K3Config
 from k3tool.targets import MOST_RANKS
@@ -97,8 +97,8 @@ class Shards:
             missing = [rank for rank in range(self.tp) if rank not in self.rank_identities]
             raise ArtifactError(
                 f"{self.path}: rank {rank}",
-                got=f"only ranks {list(self.ranks)} of {self.tp}",
-                need=f"ranks {missing} too",
+                got=f"only ranks {listed(self.ranks)} of {self.tp}",
+                need=f"ranks {listed(missing)} too",
                 hint=f"put the rank folders of the other nodes here, or: k3tool shard CHECKPOINT "
                 f"--tp {self.tp}{''.join(f' --rank {r}' for r in missing)} -o {self.path}",
             )
@@ -150,7 +150,7 @@ def _check_files(path: Path, artifact: Artifact) -> None:
     for name, need in zip(names, digests, strict=True):
         if name != Path(name).name:  # a path, or one out of the folder
             where = f"{artifact.path}: files/name"
-            raise ArtifactError(where, got=repr(name), need="names of files beside it")
+            raise ArtifactError(where, got=quoted(name), need="names of files beside it")
         got = (
             hashlib.sha256((path / name).read_bytes()).hexdigest()
             if (path / name).is_file()

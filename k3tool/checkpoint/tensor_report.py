@@ -2,7 +2,7 @@
 
 import difflib
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from k3tool.checkpoint.reader import Checkpoint
@@ -11,7 +11,8 @@ from k3tool.model.config import K3Config
 from k3tool.model.vision import is_vision
 from k3tool.model.weights import TensorSpec, find_spec, rank_slice
 
-_NUMBER = re.compile(r"\d+")
+_NUMBER, _DOT = re.compile(r"\d+"), re.compile(r"\.")
+_MOST_NAMES = 3
 
 
 def tensor_value(checkpoint: Checkpoint, name: str) -> dict[str, Any]:
@@ -22,12 +23,10 @@ def tensor_value(checkpoint: Checkpoint, name: str) -> dict[str, Any]:
     names = checkpoint.index.weight_map
     full = next((each for each in (name, checkpoint.config.prefix + name) if each in names), None)
     if full is None:
-        near = _nearest(name, names)
+        near = nearest_names(name, names)
+        hint = f"near it: {', '.join(near)}" if near else f"names are such as {min(names)}"
         raise ArtifactError(
-            f"{checkpoint.path}: {name}",
-            got="absent",
-            need="a tensor of this name",
-            hint=f"the nearest is {near}" if near else None,
+            f"{checkpoint.path}: {name}", got="absent", need="a tensor of this name", hint=hint
         )
     info = checkpoint.tensor_info(full)
     spec = find_spec(checkpoint.config, full)
@@ -73,15 +72,28 @@ def tensor_lines(facts: dict[str, Any]) -> list[str]:
     return lines
 
 
-def _nearest(name: str, names: Iterable[str]) -> str | None:
-    """Return the most similar name, comparing forms without numbers: there are few of those."""
-    numbers = _NUMBER.findall(name)
+def nearest_names(name: str, names: Iterable[str]) -> list[str]:
+    """Return up to three names: those that hold all of `name`, else the most similar ones.
+
+    Compared are forms without numbers, of which there are few; of a form the first name with the
+    numbers asked for, if it is there.
+    """
+    numbers, asked = _NUMBER.findall(name), _NUMBER.sub("#", name)
     forms: dict[str, str] = {}
-    same: dict[str, str] = {}
+    fits: dict[str, tuple[bool, bool]] = {}
     for each in names:
         form = _NUMBER.sub("#", each)
-        forms.setdefault(form, each)
-        if _NUMBER.findall(each) == numbers:
-            same.setdefault(form, each)
-    found = difflib.get_close_matches(_NUMBER.sub("#", name), forms, n=1)
-    return (same.get(found[0]) or forms[found[0]]) if found else None
+        fit = (name in each, _NUMBER.findall(each)[: len(numbers)] == numbers)
+        if fit > fits.get(form, (False, False)) or form not in forms:
+            forms[form], fits[form] = each, fit
+    found = [form for form in forms if asked in form]
+    if not found:
+        # A leaf as it is written without its layer is unlike every whole name.
+        ends = {form[i:]: form for form in forms for i in (0, *_starts(form))}
+        found = list(dict.fromkeys(ends[e] for e in difflib.get_close_matches(asked, ends)))
+    return [forms[form] for form in sorted(found, key=len)[:_MOST_NAMES]]
+
+
+def _starts(form: str) -> Iterator[int]:
+    """Yield where the words of a name begin, after the first."""
+    return (match.end() for match in _DOT.finditer(form))

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from k3tool.artifact import Artifact, Dataset, InputRef, open_artifact, write_artifact
-from k3tool.errors import ArtifactError
+from k3tool.errors import ArtifactError, quoted
 from k3tool.fields import Fields, attrs_of, column, params_of, texts
 from k3tool.isa import wire
 from k3tool.isa.columns import GATE, PACKET_DTYPE, WAIT_DTYPE
@@ -324,7 +324,7 @@ def _require_tensor(tensor: Tensor, n_axes: int, where: str) -> None:
     )
     for name, good, got, need in rules:
         if not good:
-            raise ArtifactError(f"{where}: {name}", got=repr(got), need=need)
+            raise ArtifactError(f"{where}: {name}", got=quoted(got), need=need)
 
 
 def _phase_datasets(phase: Phase) -> dict[str, Dataset]:
@@ -358,7 +358,7 @@ def _numbers(text: str, n_rows: int, where: str) -> tuple[int, ...]:
     words = text.split()
     # Not isdecimal alone: digits of other scripts, and int() fails at some thousands of them.
     if not all(w.isascii() and w.isdecimal() and len(w) < 10 and int(w) < n_rows for w in words):
-        raise ArtifactError(f"{where}/made_by", got=repr(text[:40]), need=f"rows below {n_rows}")
+        raise ArtifactError(f"{where}/made_by", got=quoted(text), need=f"rows below {n_rows}")
     return tuple(map(int, words))
 
 

@@ -10,7 +10,7 @@ from typing import NoReturn
 
 import numpy as np
 
-from k3tool.errors import ArtifactError
+from k3tool.errors import ArtifactError, quoted
 from k3tool.isa import table, wire
 from k3tool.isa.columns import (
     GATE,
@@ -47,7 +47,7 @@ def assemble(lines: Iterable[str], where: str = "listing") -> dict[str, tuple[Co
             rows = []
             phases[head[1]] = (int(head[4]), rows)
         elif text and rows is None:
-            _refuse(at, repr(text[:40]), "`; PHASE: N packets, N tokens, TP N` first")
+            _refuse(at, quoted(text), "`; PHASE: N packets, N tokens, TP N` first")
         elif text and rows is not None:
             rows.append((text, at))
     if not phases:
@@ -76,7 +76,7 @@ def _packet(row: Columns, text: str, index: int, wait_ofs: int, at: str) -> list
     """Fill one row from a line without names; return its waits."""
     parts = _LINE.match(text)
     if parts is None:
-        _refuse(at, repr(text[:60]), "NUMBER OP OPERANDS... wait=[...] signal=...")
+        _refuse(at, quoted(text), "NUMBER OP OPERANDS... wait=[...] signal=...")
     if int(parts[1]) != index:
         _refuse(f"{at}: number", parts[1], f"{index:04d}")
     if parts[2] not in Op.__members__ or not SPECS[Op[parts[2]]].is_emitted:
@@ -172,7 +172,7 @@ def _number(text: str, at: str) -> int:
     try:
         value = int(text, 0)
     except ValueError:
-        _refuse(at, repr(text), "a number")
+        _refuse(at, quoted(text), "a number")
     if not 0 <= value <= _LARGEST:
         _refuse(at, text, "32 bits")
     return value

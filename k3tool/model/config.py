@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from k3tool.checkpoint.regular_file import read_regular
-from k3tool.errors import ArtifactError, UsageError
+from k3tool.errors import ArtifactError, UsageError, listed
 from k3tool.model.config_fields import (
     LINEAR_ONLY,
     MXFP4_GROUP,
@@ -192,7 +192,7 @@ class K3Config:
 
     def check_tp(self, tp: int) -> None:
         """Check one degree. Raises: UsageError naming the dimension and the degrees that work."""
-        legal = ", ".join(map(str, self.legal_tp()))
+        legal = listed(self.legal_tp())
         if tp not in TP_DEGREES:
             raise UsageError("--tp", got=tp, need=f"one of {legal}")
         for rule in self.tp_rules():
@@ -279,7 +279,9 @@ def _eps_sites(rms_norm_eps: float, overrides: Mapping[str, float]) -> dict[str,
     sites = dict.fromkeys(_CONFIG_EPS_SITES, rms_norm_eps) | _RELEASED_EPS
     for name, value in overrides.items():
         if name not in sites:
-            raise UsageError(f"eps override {name}", got="no such site", need=sorted(sites))
+            raise UsageError(
+                f"eps override {name}", got="no such site", need=f"one of {listed(sorted(sites))}"
+            )
         if not SMALLEST_F32 <= value < 1.0:
             need = "a number between 0 and 1 that binary32 holds"
             raise UsageError(f"eps override {name}", got=value, need=need)

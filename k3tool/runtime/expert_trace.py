@@ -104,8 +104,9 @@ def read_expert_trace(path: Path) -> ExpertTrace:
     except OSError as error:
         raise ArtifactError(str(path), got=error.strerror, need="a trace of experts") from None
     if data[:8] != MAGIC:
-        got = f"{data[:8]!r}, no trace of experts"
-        raise ArtifactError(str(path), got=got, need="run --expert-trace")
+        raise ArtifactError(
+            str(path), got="no trace of experts", need="what run --expert-trace writes"
+        )
     start = 16 + int.from_bytes(data[8:16], "little")
     rest = len(data) - start
     if rest <= 0 or rest % EVENT_DTYPE.itemsize:
@@ -114,6 +115,8 @@ def read_expert_trace(path: Path) -> ExpertTrace:
     try:
         sizes = json.loads(data[16:start])
         numbers = [int(sizes[name]) for name in ExpertTrace._fields[1:]]
-    except (ValueError, KeyError, TypeError) as error:
-        raise ArtifactError(f"{path}: head", got=repr(error), need="sizes") from None
+    except (ValueError, KeyError, TypeError):
+        raise ArtifactError(
+            f"{path}: head", got="unreadable", need="a JSON object of sizes"
+        ) from None
     return ExpertTrace(np.frombuffer(data, EVENT_DTYPE, -1, start), *numbers)

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from k3tool.errors import UsageError
+from k3tool.errors import UsageError, quoted, shown
 from k3tool.isa.table import PAGE_TOKENS
 from k3tool.model.config import K3Config
 from k3tool.model.graph import MODES
@@ -60,8 +60,7 @@ def parse_ids(text: str) -> tuple[int, ...]:
         word = part.strip()
         # Not int(): it takes "-1", "+1", "1_000" and digits of other scripts.
         if not (word.isascii() and word.isdigit() and len(word) <= _MOST_DIGITS):
-            got = repr(part) if len(part) <= 40 else f"{part[:20]!r}... ({len(part)} characters)"
-            raise UsageError("--ids", got=got, need="token ids such as 1,2,3")
+            raise UsageError("--ids", got=quoted(part), need="token ids such as 1,2,3")
         ids.append(int(word))
     return tuple(ids)
 
@@ -77,7 +76,7 @@ def parse_size(text: str, option: str = "--memory") -> int:
     """Return the bytes of `8GB`, `512 MiB` or a plain number. Raises: UsageError quoting it."""
     found = _SIZE.fullmatch(text)
     if found is None or found[2].upper() not in _SIZE_UNITS:
-        raise UsageError(option, got=repr(text[:40]), need="a size such as 8GB, 8GiB or 500MB")
+        raise UsageError(option, got=quoted(text), need="a size such as 8GB, 8GiB or 500MB")
     return int(float(found[1]) * _SIZE_UNITS[found[2].upper()])
 
 
@@ -85,11 +84,12 @@ def check_request(options: RunOptions, config: K3Config) -> None:
     """Refuse what does not fit the model. Raises: UsageError naming the option."""
     if not options.ids:
         raise UsageError("--ids", got="none", need="at least one token id")
-    for index, token in enumerate(options.ids):
+    for nth, token in enumerate(options.ids, 1):
         if not 0 <= token < config.vocab_size:
             raise UsageError(
-                f"--ids: id {index}", got=token, need=f"0 to {config.vocab_size - 1} (vocab_size)"
-            )
+                f"--ids: id {nth} of {len(options.ids)}", got=token,
+                need=f"0 to {config.vocab_size - 1} (vocab_size)",
+            )  # fmt: skip
     for name in ("gen", "chunk", "ctx", "workgroups"):
         value = getattr(options, name)
         if value is not None:
@@ -156,7 +156,7 @@ def check_fixed(options: RunOptions, params: Mapping[str, Any], epsilons: object
     }
     for name, (got, need) in stated.items():
         if got is not None and got != need:
-            raise UsageError(f"--{name}", got=got, need=f"{need}, {fixed}", hint=_RECOMPILE)
+            raise UsageError(f"--{name}", got=got, need=f"{shown(need)}, {fixed}", hint=_RECOMPILE)
     if options.chunk is not None and options.chunk > int(params["chunk"]):
         need = f"at most {params['chunk']}, {fixed}"
         raise UsageError("--chunk", got=options.chunk, need=need, hint=_RECOMPILE)

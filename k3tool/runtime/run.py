@@ -16,7 +16,6 @@ import numpy.typing as npt
 from k3tool.artifact import InputRef, canonical_json
 from k3tool.checkpoint.whole import require_whole
 from k3tool.errors import ArtifactError, UsageError
-from k3tool.isa.stream import Isa
 from k3tool.model.config import K3Config
 from k3tool.runtime import records
 from k3tool.runtime.cache import (
@@ -131,7 +130,7 @@ def run_model(
     streams = program(source, options, quiet)
     if options.expert_trace is not None and streams.isa.residency is None:
         raise UsageError("--expert-trace", got="no memory budget", need="--memory: else none comes")
-    request = _request(options, streams.isa, source)
+    request = _request(options, streams, source)
     weights = rank_weights(source, options, quiet, note or quiet)
     try:
         for rank in weights.ranks:
@@ -170,13 +169,17 @@ def _threads(options: RunOptions, tp: int) -> int:
     return options.threads or max(1, len(os.sched_getaffinity(0)) // tp)
 
 
-def _request(options: RunOptions, isa: Isa, source: Source) -> Request:
+def _request(options: RunOptions, program: Program, source: Source) -> Request:
     """Fit the request to the program. Raises: UsageError where it does not."""
+    isa = program.isa
     limit = source.config.max_position_embeddings
     check_length(options, int(isa.params["ctx"]), limit)
     stream = isa.streams.get(options.prefill)
     if stream is None or "decode" not in isa.streams:
-        raise ArtifactError("isa: phases", got=sorted(isa.streams), need="decode and prefill")
+        raise ArtifactError(
+            f"{program.name}: phases", got=sorted(isa.streams), need="decode and prefill",
+            hint="compile the plan without --phase",
+        )  # fmt: skip
     most = 1 if options.prefill == "decode" else stream.max_tokens
     chunk = most if options.chunk is None else options.chunk
     if isa.residency is not None:

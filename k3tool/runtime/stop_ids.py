@@ -3,7 +3,7 @@
 import json
 from pathlib import Path
 
-from k3tool.errors import ArtifactError
+from k3tool.errors import ArtifactError, quoted
 from k3tool.model.config import K3Config
 
 GENERATION_CONFIG = "generation_config.json"
@@ -25,5 +25,7 @@ def stop_ids(folder: Path, config: K3Config) -> tuple[int, ...]:
     value = parsed.get("eos_token_id") if isinstance(parsed, dict) else None
     ids = value if isinstance(value, list) else [] if value is None else [value]
     if not all(type(item) is int and item >= 0 for item in ids):
-        raise ArtifactError(f"{path}: eos_token_id", got=value, need="token ids")
+        raise ArtifactError(
+            f"{path}: eos_token_id", got=quoted(value), need="a token id or a list of them"
+        )
     return tuple(sorted({*config.eos_token_ids, *ids}))

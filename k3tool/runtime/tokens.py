@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from k3tool.artifact import Artifact, Dataset, InputRef, open_artifact, write_artifact
-from k3tool.errors import ArtifactError
+from k3tool.errors import ArtifactError, quoted, shown
 from k3tool.fields import column, params_of
 from k3tool.tables import count_text
 from k3tool.targets import MOST_RANKS
@@ -39,6 +39,11 @@ TOKEN_DTYPE = np.dtype(
     ]
 )
 ONE_STREAM = "one stream only, nothing to compare it with: give a second file"
+_ONE_QUESTION = {
+    "checkpoint": "compare runs of one checkpoint",
+    "numerics": "each mode of the arithmetic has bits of its own: compare runs of one --numerics",
+    "prompt": "compare runs of one prompt (run --ids)",
+}
 _UNITS = {"best": "logit", "second": "logit"}
 _ACROSS_RANKS = ("step", "position", "id", "best", "second", "digest")
 _ACROSS_FILES = ("step", "position", "id", "best", "second", "logits_digest")
@@ -204,15 +209,23 @@ def compare_files(left: TokenFile, right: TokenFile) -> list[Check]:
 
 
 def _require_comparable(left: TokenFile, right: TokenFile) -> None:
-    wanted = {
-        "checkpoint": [f.input("checkpoint").content_sha256[:16] for f in (left, right)],
-        "numerics": [str(f.params["numerics"]) for f in (left, right)],
-        "prompt": [str(list(f.prompt)) for f in (left, right)],
-    }
-    for what, (need, got) in wanted.items():
+    for what, hint in _ONE_QUESTION.items():
+        (need, need_text), (got, got_text) = (_question(file)[what] for file in (left, right))
         if got != need:
-            hint = "compare runs of one prompt on one checkpoint"
-            raise ArtifactError(f"{right.name}: {what}", got=got, need=need, hint=hint)
+            raise ArtifactError(
+                f"{right.name}: {what}", got=got_text, need=f"{need_text}, as {left.name}",
+                hint=hint,
+            )  # fmt: skip
+
+
+def _question(file: TokenFile) -> dict[str, tuple[object, str]]:
+    """Return what two comparable runs have in common, each with its text: long prompts are cut."""
+    identity, numerics = file.input("checkpoint").content_sha256, file.params["numerics"]
+    return {
+        "checkpoint": (identity, f"{identity[:16]}.."),
+        "numerics": (numerics, shown(numerics)),
+        "prompt": (file.prompt, quoted(file.prompt)),
+    }
 
 
 def _global_rows(file: TokenFile) -> Columns:

@@ -1,5 +1,6 @@
 """tokens.h5 and its comparison: every kind of difference is found, and nothing is no pass."""
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -34,14 +35,20 @@ def stream(rank: int, tp: int) -> Columns:
     return rows
 
 
-def write(path: Path, tp: int, ranks: list[Columns] | None = None, **change: object) -> TokenFile:
-    given = [stream(rank, tp) for rank in range(tp)] if ranks is None else ranks
-    checkpoint = str(change.get("checkpoint", "c" * 64))
+def write(
+    path: Path,
+    tp: int,
+    ranks: list[Columns] | None = None,
+    *,
+    checkpoint: str = "c" * 64,
+    prompt: Sequence[int] = (1, 2, 3),
+    mode: str = "f32",
+) -> TokenFile:
     write_tokens(
         path,
-        given,
-        change.get("prompt", (1, 2, 3)),  # type: ignore[arg-type]
-        params={"tp": tp, "numerics": change.get("numerics", "f32 1")},
+        [stream(rank, tp) for rank in range(tp)] if ranks is None else ranks,
+        prompt,
+        params={"tp": tp, "numerics": {"mode": mode, "version": 1}},
         inputs=[
             InputRef("checkpoint", "checkpoint", "tiny", checkpoint),
             InputRef("isa", "isa", "isa.h5", f"{tp}" * 64),
@@ -150,14 +157,22 @@ def test_a_missing_rank_an_empty_stream_and_no_file_are_no_pass(tmp_path: Path) 
     assert not is_sound(verify_ranks([]), strict=False)
 
 
-@pytest.mark.parametrize(
-    ("field", "value"),
-    [("checkpoint", "d" * 64), ("prompt", (1, 2)), ("numerics", "bf16 1")],
-)
-def test_runs_of_other_questions_are_refused(tmp_path: Path, field: str, value: object) -> None:
-    files = [write(tmp_path / "a.h5", 1), write(tmp_path / "b.h5", 1, **{field: value})]
-    with pytest.raises(ArtifactError, match=f"b.h5: {field}"):
-        verify_ranks(files)
+def test_runs_of_other_questions_are_refused(tmp_path: Path) -> None:
+    first = write(tmp_path / "a.h5", 1)
+    for other, said in (
+        (write(tmp_path / "b.h5", 1, checkpoint="d" * 64), f"checkpoint: got {'d' * 16}.., need "),
+        (
+            write(tmp_path / "c.h5", 1, prompt=[1, 2]),
+            r"prompt: got \[1, 2\], need \[1, 2, 3\], as ",
+        ),
+        (write(tmp_path / "d.h5", 1, prompt=[*range(99), 1]), "prompt: got .{60}, need "),
+        (
+            write(tmp_path / "e.h5", 1, mode="bf16"),
+            "numerics: got mode bf16, version 1, need mode f32, version 1, as .*one --numerics",
+        ),
+    ):
+        with pytest.raises(ArtifactError, match=f"(?s){other.name}: {said}"):
+            verify_ranks([first, other])
 
 
 def test_a_record_without_a_column_is_refused(tmp_path: Path) -> None:

@@ -79,7 +79,28 @@ def test_one_tensor(k3tool: Callable, oracle: Oracle, name: str) -> None:
 def test_a_tensor_that_is_not_there(k3tool: Callable, oracle: Oracle) -> None:
     outcome = k3tool("inspect", oracle("tiny_tp8"), "--tensor", SCALE.replace("scale", "scales"))
     assert outcome.code == 3
-    assert f"hint: the nearest is {SCALE}" in outcome.err
+    assert f"hint: near it: {SCALE}" in outcome.err
+
+
+@pytest.mark.parametrize(
+    ("name", "near"),
+    [
+        ("lm_head", "lm_head.weight"),  # what holds it all
+        ("experts.3.w2", "layers.1.block_sparse_moe.experts.3.w2.weight_packed"),  # and the numbers
+        ("layers.2.self_attn.q_porj.weight", "layers.2.self_attn.q_proj.weight"),
+        ("foo", "names are such as language_model.lm_head.weight"),
+    ],
+)
+def test_an_absent_tensor_has_names_near_it(
+    k3tool: Callable, oracle: Oracle, name: str, near: str
+) -> None:
+    assert near in k3tool("inspect", oracle("tiny_tp8"), "--tensor", name).err.splitlines()[1]
+
+
+def test_one_form_of_report_at_a_time(k3tool: Callable, oracle: Oracle) -> None:
+    outcome = k3tool("inspect", oracle("tiny_tp8"), "--json", "--markdown")
+    assert outcome.code == 2
+    assert outcome.out == ""
 
 
 def test_markdown(k3tool: Callable, oracle: Oracle) -> None:

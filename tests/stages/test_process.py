@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from k3tool.runtime.tokens import read_tokens
+
 REPO = Path(__file__).resolve().parents[2]
 FULL = Path("/dev/full")  # every write to it fails as on a full disk
 
@@ -32,13 +34,22 @@ def one_line(done: subprocess.CompletedProcess[str]) -> str:
 
 
 @pytest.mark.parametrize("command", ["inspect", "run"])
-def test_a_closed_stdout_is_no_error(
+def test_what_is_printed_to_a_closed_stdout_is_an_error(
     oracle: Callable[[str], Path], tmp_path: Path, command: str
 ) -> None:
     extra = ("--ids", 1, "--gen", 2, "--cache", tmp_path) if command == "run" else ()
     done = k3(command, oracle("tiny_tp8"), *extra, shell=">&-")
+    assert done.returncode == 1
+    assert one_line(done).startswith(f"k3tool {command}: stdout: got bad file descriptor")
+
+
+def test_a_run_into_a_file_needs_no_stdout(oracle: Callable[[str], Path], tmp_path: Path) -> None:
+    out = tmp_path / "tokens.h5"
+    asked = ("--ids", 1, "--gen", 2, "--ignore-eos", "--cache", tmp_path / "cache", "-o", out)
+    done = k3("run", oracle("tiny_tp8"), *asked, shell=">&-")
     assert done.returncode == 0, done.stderr
-    assert "Traceback" not in done.stderr
+    assert "2 tokens" in done.stderr
+    assert read_tokens(out).ranks[0]["step"].tolist() == [0, 1]
 
 
 @pytest.mark.skipif(not FULL.exists(), reason="NOT RUN: no /dev/full")
