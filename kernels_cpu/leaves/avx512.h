@@ -121,6 +121,15 @@ K3V_INLINE k3v_f k3v_quad1(k3v_f a, k3v_f b) {
     return _mm512_add_ps(_mm512_shuffle_ps(a, b, 0x88), _mm512_shuffle_ps(a, b, 0xdd));
 }
 
+/* The same of 128-bit parts. */
+K3V_INLINE k3v_f k3v_halve_parts(k3v_f a, k3v_f b) { /* parts a0 + a2, a1 + a3, b0 + b2, b1 + b3 */
+    return _mm512_add_ps(_mm512_mask_blend_ps(0xff00u, a, b), _mm512_shuffle_f32x4(a, b, 0x4e));
+}
+K3V_INLINE k3v_f k3v_halve_pairs(k3v_f a, k3v_f b) { /* parts a0 + a1, b0 + b1, a2 + a3, b2 + b3 */
+    const __m512i other = _mm512_setr_epi32(4, 5, 6, 7, 16, 17, 18, 19, 12, 13, 14, 15, 24, 25, 26, 27);
+    return _mm512_add_ps(_mm512_mask_blend_ps(0xf0f0u, a, b), _mm512_permutex2var_ps(a, other, b));
+}
+
 /* The 16 quad sums of a row: element v of 128-bit part q is quad 4v + q. */
 K3V_INLINE k3v_f k3v_quads(const k3v_f *acc) {
     return k3v_quad1(k3v_quad2(acc[0], acc[1]), k3v_quad2(acc[2], acc[3]));
@@ -136,6 +145,15 @@ K3V_INLINE __m128 k3v_fold4(k3v_f a, k3v_f b, k3v_f c, k3v_f d) {
 /* Four rows of k3v_mx_step_f32, whose lanes are in natural order. */
 K3V_INLINE __m128 k3v_mx_fold_f32(k3v_f (*acc)[K3V_PER_ROW]) {
     return k3v_fold4(k3v_quads(acc[0]), k3v_quads(acc[1]), k3v_quads(acc[2]), k3v_quads(acc[3]));
+}
+
+/* Four rows over four blocks, q[r][b] the quad sums: a part of the result is a row's four block sums, rows in the
+ * order 0 2 1 3. */
+K3V_INLINE k3v_f k3v_mx_square_f32(k3v_f (*q)[4]) {
+    k3v_f t[4]; /* element b, the quads still in the parts */
+    K3V_UNROLL
+    for (int r = 0; r < 4; r++) t[r] = k3v_quad1(k3v_quad2(q[r][0], q[r][1]), k3v_quad2(q[r][2], q[r][3]));
+    return k3v_halve_pairs(k3v_halve_parts(t[0], t[1]), k3v_halve_parts(t[2], t[3]));
 }
 
 #endif

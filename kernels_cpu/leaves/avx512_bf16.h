@@ -63,25 +63,23 @@ K3V_INLINE void k3v_mx_step_bf16(int part, const uint8_t *const *w, const uint8_
 
 /* ---- rule 3's order from those lanes ---- */
 
-/* Half of a and half of b, added to their other halves. */
-K3V_INLINE k3v_f k3v_halve_parts(k3v_f a, k3v_f b) { /* parts a0 + a2, a1 + a3, b0 + b2, b1 + b3 */
-    return _mm512_add_ps(_mm512_mask_blend_ps(0xff00u, a, b), _mm512_shuffle_f32x4(a, b, 0x4e));
-}
-K3V_INLINE k3v_f k3v_halve_pairs(k3v_f a, k3v_f b) { /* parts a0 + a1, b0 + b1, a2 + a3, b2 + b3 */
-    const __m512i other = _mm512_setr_epi32(4, 5, 6, 7, 16, 17, 18, 19, 12, 13, 14, 15, 24, 25, 26, 27);
-    return _mm512_add_ps(_mm512_mask_blend_ps(0xf0f0u, a, b), _mm512_permutex2var_ps(a, other, b));
-}
-
 /* A quad's lanes lie in the four parts. Part order 0 2 1 3 of the accumulators comes out, element d of accumulator v
  * being quad 4v + d; so 8, then 4 lie across parts, 2 and 1 inside one. */
 K3V_INLINE k3v_f k3v_mx_quads(const k3v_f *acc) {
     return k3v_halve_pairs(k3v_halve_parts(acc[0], acc[1]), k3v_halve_parts(acc[2], acc[3]));
 }
+/* Four rows, one a part, element d what 8 and 4 have left of quads d, d + 4, ... */
+K3V_INLINE k3v_f k3v_mx_rows_bf16(k3v_f (*acc)[K3V_PER_ROW]) {
+    return k3v_halve_parts(k3v_halve_pairs(k3v_mx_quads(acc[0]), k3v_mx_quads(acc[1])),
+                           k3v_halve_pairs(k3v_mx_quads(acc[2]), k3v_mx_quads(acc[3])));
+}
 K3V_INLINE __m128 k3v_mx_fold_bf16(k3v_f (*acc)[K3V_PER_ROW]) {
-    const k3v_f ab = k3v_halve_pairs(k3v_mx_quads(acc[0]), k3v_mx_quads(acc[1]));
-    const k3v_f cd = k3v_halve_pairs(k3v_mx_quads(acc[2]), k3v_mx_quads(acc[3]));
-    const k3v_f rows = k3v_halve_parts(ab, cd), t = k3v_quad2(rows, rows), u = k3v_quad1(t, t);
+    const k3v_f rows = k3v_mx_rows_bf16(acc), t = k3v_quad2(rows, rows), u = k3v_quad1(t, t);
     return _mm512_castps512_ps128(_mm512_permutexvar_ps(_mm512_setr_epi32(0, 4, 8, 12, 0, 4, 8, 12, 0, 4, 8, 12, 0, 4, 8, 12), u));
+}
+/* Four blocks of them: a part of the result is a row's four block sums. */
+K3V_INLINE k3v_f k3v_mx_square_bf16(const k3v_f *rows) {
+    return k3v_quad1(k3v_quad2(rows[0], rows[1]), k3v_quad2(rows[2], rows[3]));
 }
 
 #endif

@@ -58,6 +58,8 @@ K3V_INLINE __m128 k3v_mx_fold(int mode, k3v_f (*acc)[K3V_PER_ROW]) {
     (void)mode;
     return k3v_mx_fold_f32(acc);
 }
+
+#include "tiles_mxfp4_one.h"
 #endif
 
 /* ---- one token ------------------------------------------------------------------------------------- */
@@ -174,7 +176,14 @@ K3V_INLINE void k3v_mx_rows_dot(int mode, const k3v_mx *m, uint32_t row0, uint32
         return;
     }
     k3v_mx_split(mode, m, x, split);
-    for (r = row0; r < row1; r += 4u) {
+    r = row0;
+#if K3V_MX_ROWS == 4
+    if (m->n_blocks == 1u && m->K % K3_CHUNK == 0u) {
+        r += (row1 - row0) / 4u * 4u;
+        (mode == K3V_X_F32 ? k3v_mx_walk_rows_f32 : k3v_mx_walk_rows_bf16)(m, row0, r, split, y);
+    }
+#endif
+    for (; r < row1; r += 4u) {
         const uint32_t n = row1 - r < 4u ? row1 - r : 4u;
         __m128 d[8];
         for (b = 0; b < m->n_blocks; b++) d[b] = k3v_mx_sum(mode, m, r, n, b, split);
@@ -193,7 +202,14 @@ K3V_INLINE void k3v_mx_rows_blocks(int mode, const k3v_mx *m, uint32_t row0, uin
         return;
     }
     k3v_mx_split(mode, m, x, split);
-    for (r = row0; r < row1; r += 4u) {
+    r = row0;
+#if K3V_MX_ROWS == 4
+    if (nb >= 4u && m->B % K3_CHUNK == 0u) {
+        r += (row1 - row0) / 4u * 4u;
+        (mode == K3V_X_F32 ? k3v_mx_walk_blocks_f32 : k3v_mx_walk_blocks_bf16)(m, row0, r, split, D);
+    }
+#endif
+    for (; r < row1; r += 4u) {
         const uint32_t n = row1 - r < 4u ? row1 - r : 4u;
         for (b = 0; b < nb; b += 4u) {
             const uint32_t here = nb - b < 4u ? nb - b : 4u;

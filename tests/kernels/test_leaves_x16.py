@@ -77,6 +77,7 @@ def test_mxfp4_equals_scalar(scalar, leaves, kind):
     rng = np.random.default_rng(KINDS.index(kind))
     shapes = [(32 * g, 1) for g in range(1, 22)] + [(3584, 1), (3072, 8), (384, 1), (7168, 1)]
     shapes += [(96, 8), (96, 2), (256, 8), (160, 4), (544, 8), (768, 8), (8192, 2), (1024, 8)]
+    shapes += [(512, 4), (2048, 8)]  # blocks of one chunk and of two
     for K, n_blocks in shapes:
         P, S = (unaligned(a, 3) for a in mxfp4_bytes(rng, kind, 11, K))
         X = unaligned(bf16_values(rng, kind, (9, K)))
