@@ -7,15 +7,15 @@ from setuptools import setup
 from setuptools.command.build_py import build_py
 
 ROOT = Path(__file__).resolve().parent
-sys.path.insert(0, str(ROOT))
-
-from k3tool.errors import TargetError  # noqa: E402
-from k3tool.runtime import build as interpreter  # noqa: E402
 
 
 class BuildInterpreter(build_py):
     def run(self):
         super().run()
+        sys.path.insert(0, str(ROOT))  # pip builds where this folder is on no path
+        from k3tool.errors import TargetError
+        from k3tool.runtime import build as interpreter
+
         # Editable installs run from the source tree, so the executable belongs there.
         root = ROOT if self.editable_mode else Path(self.build_lib)
         try:

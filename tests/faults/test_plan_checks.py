@@ -4,6 +4,7 @@ import json
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -29,8 +30,8 @@ from tests.isa import plans
 Mistake = Callable[[Plan], Plan]
 
 
-def with_phase(plan: Plan, **change: object) -> Plan:
-    phase = replace(plan.phases["decode"], **change)  # type: ignore[arg-type]
+def with_phase(plan: Plan, **change: Any) -> Plan:
+    phase = replace(plan.phases["decode"], **change)
     return replace(plan, phases={**plan.phases, "decode": phase})
 
 
@@ -66,10 +67,10 @@ def wait(index: int, counter: int, threshold: int) -> Mistake:
     return alter
 
 
-def tensor(name: str, **change: object) -> Mistake:
+def tensor(name: str, **change: Any) -> Mistake:
     def alter(plan: Plan) -> Plan:
         rows = list(plan.tensors)
-        rows[plan.handles[name]] = rows[plan.handles[name]]._replace(**change)  # type: ignore[arg-type]
+        rows[plan.handles[name]] = rows[plan.handles[name]]._replace(**change)
         return replace(plan, tensors=tuple(rows))
 
     return alter

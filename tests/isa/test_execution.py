@@ -117,7 +117,7 @@ def _met(isa: Isa, stream: Stream, done: list[tuple[int, int]], rank: int, entry
     return True
 
 
-def _note_early(early, entries, workers, ofs, state, rank, inst) -> None:  # type: ignore[no-untyped-def]
+def _note_early(early, entries, workers, ofs, state, rank, inst) -> None:
     """Note every instruction that has an entry left when one of `inst` starts on `rank`."""
     for (r, w), at in zip(workers, state, strict=True):
         for e in range(at, ofs[w + 1]):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -43,14 +44,14 @@ class Leaves:
         self.lib = ctypes.CDLL(str(path))
         self.csr = int(self.lib.t_contract_mxcsr()) & 0xFFFF
 
-    def call(self, name: str, *args: object, csr: int | None = None) -> None:
+    def call(self, name: str, *args: Any, csr: int | None = None) -> None:
         """Call an export: arrays by address, integers as 64 bit (a register either way)."""
         packed: list[object] = [ctypes.c_uint64(self.csr if csr is None else csr)]
         for arg in args:
             if isinstance(arg, np.ndarray):
                 packed.append(ctypes.c_void_p(arg.ctypes.data))
             else:
-                packed.append(ctypes.c_uint64(int(arg)))  # type: ignore[call-overload]
+                packed.append(ctypes.c_uint64(int(arg)))
         getattr(self.lib, name)(*packed)
 
     def rows(self, kind, W, X, n_blocks=1, rows=None, ldy=None, csr=None):

@@ -3,6 +3,7 @@
 import os
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -16,8 +17,8 @@ def quiet(text: str) -> None:
     """Say nothing."""
 
 
-def program(folder: Path, kept: Path, **change: object) -> cache.Program:
-    options = RunOptions(folder, (1, 2), 2, cache=kept, **change)  # type: ignore[arg-type]
+def program(folder: Path, kept: Path, **change: Any) -> cache.Program:
+    options = RunOptions(folder, (1, 2), 2, cache=kept, **change)
     source = cache.open_source(options)
     return cache.program(source, options, quiet)
 

@@ -4,6 +4,7 @@ import itertools
 import os
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -41,8 +42,8 @@ def test_a_full_disk_ends_the_trace_and_not_the_run(
     asked: RunOptions, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class Full(TraceFile):
-        def __init__(self, *arguments: object) -> None:
-            super().__init__(*arguments)  # type: ignore[arg-type]
+        def __init__(self, *arguments: Any) -> None:
+            super().__init__(*arguments)
             assert self.descriptor is not None
             os.dup2(os.open("/dev/full", os.O_WRONLY), self.descriptor)
 

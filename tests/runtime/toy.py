@@ -9,6 +9,7 @@ Every replicated result enters the digest. Tests damage one thing in it and expe
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -198,24 +199,24 @@ def change_records(isa: Isa, edit: Callable[[Columns], None]) -> Isa:
 
 def images(
     isa: Isa, folder: Path, prompt: tuple[int, ...] = (3, 1, 4, 1, 5), n_gen: int = 6,
-    per_rank: dict[int, dict[str, np.ndarray]] | None = None, **request: object,
+    per_rank: dict[int, dict[str, np.ndarray]] | None = None, **request: Any,
 ) -> list[bytes]:  # fmt: skip
     """Return every rank's image; `per_rank` gives single ranks other weights."""
-    asked = Request(prompt, n_gen, (), chunk=3, **request)  # type: ignore[arg-type]
+    asked = Request(prompt, n_gen, (), chunk=3, **request)
     out = []
     for rank in range(isa.tp):
         weights = (per_rank or {}).get(rank, random_weights())
-        raw = RawWeights.write(folder / f"rank{rank}.bin", weights, rank, isa.tp)
-        out.append(build_image(isa, rank, raw, asked, VOCAB))  # type: ignore[arg-type]
+        raw: Any = RawWeights.write(folder / f"rank{rank}.bin", weights, rank, isa.tp)
+        out.append(build_image(isa, rank, raw, asked, VOCAB))
     return out
 
 
-def launch(made: list[bytes], **options: object) -> Launch:
+def launch(made: list[bytes], **options: Any) -> Launch:
     """Return a launch of the built interpreter with a short deadline."""
     given = {"images": made, "deadline_seconds": 5.0} | options
     if "interpreter" not in given:
         given["interpreter"] = load().path
-    return Launch(**given)  # type: ignore[arg-type]
+    return Launch(**given)
 
 
 def run(start: Launch) -> list[int]:
