@@ -29,39 +29,33 @@ _SMALL_VISION = {
     "init_pos_emb_time": 4,
 }  # fmt: skip
 
+_TINY = Preset(
+    text={
+        "hidden_size": 160, "intermediate_size": 256, "num_hidden_layers": 8,
+        "num_attention_heads": 8, "num_key_value_heads": 8,
+        "q_lora_rank": 48, "kv_lora_rank": 32,
+        "qk_nope_head_dim": 16, "qk_rope_head_dim": 8, "v_head_dim": 16,
+        "num_experts": 12, "num_experts_per_token": 3, "num_shared_experts": 2,
+        "moe_intermediate_size": 256, "routed_expert_hidden_size": 64,
+        "attn_res_block_size": 3, "vocab_size": 512, "max_position_embeddings": 4096,
+        "bos_token_id": 500, "eos_token_id": 502, "pad_token_id": 511,
+    },
+    full_attn_layers=(4, 7, 8),
+    linear_heads=8,
+    linear_head_dim=16,
+    vision=_SMALL_VISION,
+)  # fmt: skip
+
 PRESETS: dict[str, Preset] = {
-    "tiny": Preset(
-        text={
-            "hidden_size": 160, "intermediate_size": 256, "num_hidden_layers": 8,
-            "num_attention_heads": 8, "num_key_value_heads": 8,
-            "q_lora_rank": 48, "kv_lora_rank": 32,
-            "qk_nope_head_dim": 16, "qk_rope_head_dim": 8, "v_head_dim": 16,
-            "num_experts": 12, "num_experts_per_token": 3, "num_shared_experts": 2,
-            "moe_intermediate_size": 256, "routed_expert_hidden_size": 64,
-            "attn_res_block_size": 3, "vocab_size": 512, "max_position_embeddings": 4096,
-            "bos_token_id": 500, "eos_token_id": 502, "pad_token_id": 511,
-        },
-        full_attn_layers=(4, 7, 8),
-        linear_heads=8,
-        linear_head_dim=16,
-        vision=_SMALL_VISION,
-    ),
+    "tiny": _TINY,
     # Every axis that a norm sums over is longer than 512: rule 6 of the arithmetic, sums in blocks.
-    "wide": Preset(
+    "wide": _TINY._replace(
         text={
-            "hidden_size": 640, "intermediate_size": 256, "num_hidden_layers": 4,
-            "num_attention_heads": 8, "num_key_value_heads": 8,
-            "q_lora_rank": 544, "kv_lora_rank": 544,
-            "qk_nope_head_dim": 16, "qk_rope_head_dim": 8, "v_head_dim": 16,
-            "num_experts": 6, "num_experts_per_token": 3, "num_shared_experts": 2,
-            "moe_intermediate_size": 256, "routed_expert_hidden_size": 576,
-            "attn_res_block_size": 3, "vocab_size": 512, "max_position_embeddings": 4096,
-            "bos_token_id": 500, "eos_token_id": 502, "pad_token_id": 511,
+            **_TINY.text,
+            "hidden_size": 640, "num_hidden_layers": 4, "q_lora_rank": 544, "kv_lora_rank": 544,
+            "num_experts": 6, "routed_expert_hidden_size": 576,
         },
         full_attn_layers=(2, 4),
-        linear_heads=8,
-        linear_head_dim=16,
-        vision=_SMALL_VISION,
     ),
     # 3.1 GB, of which a token touches half: what a whole token costs, on a machine of any size.
     "mid": Preset(

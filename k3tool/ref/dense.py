@@ -169,8 +169,10 @@ def mix_linears(
     round: int = 0,
 ) -> tuple[Array, ...]:
     """Multiply one normed mix by several matrices. Shapes: weights (R_i, H) -> each (T, R_i)."""
-    x = mix_norm(prefix, part, res_norm, res_proj, norm, eps=eps, norm_eps=norm_eps, round=round)
-    return tuple(gemv_bf16(x, w, round=round) for w in weights)
+    return mix_linears_headed(
+        prefix, part, res_norm, res_proj, norm, *weights,
+        eps=eps, norm_eps=norm_eps, round=round, head_round=round,
+    )  # fmt: skip
 
 
 def mix_linears_headed(
