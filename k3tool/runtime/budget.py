@@ -23,9 +23,11 @@ from k3tool.isa.queues import scratch_floats
 from k3tool.isa.table import Op
 from k3tool.runtime.homes import pinned_bytes
 
-# Measured (2026-11, tiny and mid models): a rank's text, libraries, stacks and counters; the driver
-# with NumPy and HDF5 loaded, while ranks run.
-RANK_BYTES, DRIVER_BYTES = 12_000_000, 130_000_000
+# A rank's text, libraries, stacks and counters (measured, 2026-11, tiny and mid models).
+RANK_BYTES = 12_000_000
+# The driver while ranks run, after what it compiled with was given back: 80 MB with NumPy and HDF5
+# on tiny and mid, 429 MB on the release's 497,220 tensors in one rank's folder (measured, 2026-11).
+DRIVER_BYTES, NAMED_BYTES = 110_000_000, 700
 STREAMED_BYTES = 65536  # a smaller weight stays: a read of its own would cost more than its room
 LOAD_QUEUES, FETCH_QUEUES = 2, 4
 HUGE_PAGE = 2 << 20  # the ring, what is pinned and the slots are each rounded up to it
@@ -57,34 +59,41 @@ class _Needs:
         """Return the slots that a step of `chunk` tokens cannot do without."""
         return min(self.n_experts, chunk * self.top_k)
 
+    def share(self, memory_bytes: int) -> int:
+        """Return one rank's part of a budget."""
+        return (memory_bytes - driver_bytes(self.plan)) // self.plan.tp
+
     def least(self, chunk: int) -> int:
         """Return the least memory of one rank."""
         slots = _huge(self.slots(chunk) * self.slot)
         return self.fixed + _huge(self.small) + _huge(self.ring) + slots
 
 
-def fit(compile_chunk: Callable[[int], Plan], chunk: int, memory_bytes: int) -> Plan:
+def fit(
+    compile_chunk: Callable[[int], Plan], chunk: int, memory_bytes: int, reserved_bytes: int = 0
+) -> Plan:
     """Return a plan for one memory budget, in bytes of all ranks and the driver.
 
     `compile_chunk` compiles for a number of prompt tokens in a step; at most `chunk` are used,
-    fewer where their experts would not fit, which changes no bit of the result.
+    fewer where their experts would not fit, which changes no bit of the result. `reserved_bytes` of
+    the budget are for something else: the logits that a run keeps.
     Raises: TargetError saying the minimum.
     """
     needs = _needs(compile_chunk(chunk))
-    per_rank = (memory_bytes - DRIVER_BYTES) // needs.plan.tp
-    chosen = _chunk(needs, chunk, per_rank)
+    memory = memory_bytes - reserved_bytes
+    chosen = _chunk(needs, chunk, needs.share(memory))
     if chosen != chunk:
         needs = _needs(compile_chunk(chosen))
-    while needs.least(chosen) > per_rank and chosen > 1:  # other steps, other fusing, other buffers
-        chosen //= 2
+    while needs.least(chosen) > needs.share(memory) and chosen > 1:
+        chosen //= 2  # other steps, other fusing, other buffers
         needs = _needs(compile_chunk(chosen))
-    if needs.least(chosen) > per_rank:
-        need = needs.least(chosen) * needs.plan.tp + DRIVER_BYTES
+    if needs.least(chosen) > needs.share(memory):
+        need = needs.least(chosen) * needs.plan.tp + driver_bytes(needs.plan) + reserved_bytes
         raise TargetError(
             "--memory", got=f"{memory_bytes} bytes", need=f"at least {need} bytes for this model",
             hint="a smaller --ctx needs less" if needs.plan.params["ctx"] > 4096 else "",
         )  # fmt: skip
-    return with_residency(needs.plan, _spend(needs, chosen, per_rank))
+    return with_residency(needs.plan, _spend(needs, chosen, needs.share(memory)))
 
 
 def _chunk(needs: _Needs, most: int, per_rank: int) -> int:
@@ -191,6 +200,12 @@ def _fixed(plan: Plan) -> int:
     return RANK_BYTES + arena + peer + own + 8 * scratch + tables
 
 
+def driver_bytes(plan: Plan) -> int:
+    """Return what the driver holds while ranks run: it knows each rank's tensors by name."""
+    n_experts = sum(t.local[0] for t in plan.tensors if t.role in EXPERT_ROLES)
+    return DRIVER_BYTES + NAMED_BYTES * plan.tp * (2 * n_experts + len(plan.tensors))
+
+
 def _tensor(needs: _Needs, name: str) -> Tensor:
     return needs.plan.tensors[needs.plan.handles[name]]
 
@@ -271,7 +286,7 @@ def predict(plan: Plan) -> Prediction:
         experts=n_all,
         cache_bytes=cache,
         other_bytes=other,
-        peak_bytes=plan.tp * each + DRIVER_BYTES,
+        peak_bytes=plan.tp * each + driver_bytes(plan),
         storage_bytes_per_token=storage,
         memory_bytes_per_token=memory,
     )

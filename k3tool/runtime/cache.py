@@ -33,7 +33,7 @@ from k3tool.model.sizes import rank_bytes
 from k3tool.runtime.budget import fit
 from k3tool.runtime.build import ROOT
 from k3tool.runtime.finite import state_key
-from k3tool.runtime.options import RunOptions, check_fixed, context_of
+from k3tool.runtime.options import RunOptions, check_fixed, context_of, logits_bytes
 from k3tool.runtime.weights import RankWeights
 from k3tool.tables import bytes_text
 from k3tool.targets import BATCH, DEFAULT_CHUNK, MOST_RANKS, get_target
@@ -220,7 +220,10 @@ def _cached_program(source: Source, options: RunOptions, say: Say) -> Program:
         "without": sorted(options.without),
         "numerics": options.numerics or "f32",
     }
-    budget = {} if options.memory_bytes is None else {"memory": options.memory_bytes}
+    reserved = logits_bytes(options, source.config)
+    budget = {}
+    if options.memory_bytes is not None:
+        budget = {"memory": options.memory_bytes - reserved}
     eps = dict(sorted(source.config.eps.items()))
     reference = source.as_input()
     unnamed = reference._replace(name="")  # a renamed folder holds the same checkpoint
@@ -249,7 +252,7 @@ def _cached_program(source: Source, options: RunOptions, say: Say) -> Program:
         if options.memory_bytes is None:
             compiled = compile_chunk(settings["chunk"])
         else:
-            compiled = fit(compile_chunk, settings["chunk"], options.memory_bytes)
+            compiled = fit(compile_chunk, settings["chunk"], options.memory_bytes, reserved)
         plan = save_proved_plan(compiled, plan_path)
         save_proved_isa(emit(plan, target.name, plan_path.name), path)
         return Program(load_isa(path), path.name, "built")

@@ -115,6 +115,19 @@ def check_request(options: RunOptions, config: K3Config) -> None:
     check_length(options, context_of(options, config), config.max_position_embeddings)
 
 
+def logits_shape(options: RunOptions, config: K3Config) -> tuple[int, int] | None:
+    """Return rows and columns of the logits that a run keeps, None where it keeps none."""
+    if not options.logits:
+        return None
+    return len(options.ids) + options.gen - 1, config.vocab_size
+
+
+def logits_bytes(options: RunOptions, config: K3Config) -> int:
+    """Return their bytes in memory."""
+    rows, columns = logits_shape(options, config) or (0, 0)
+    return rows * columns * 4
+
+
 def check_length(options: RunOptions, context: int, limit: int) -> None:
     """Refuse a prompt and tokens that do not fit `context` positions; `limit` is the model's.
 

@@ -16,7 +16,7 @@ import numpy.typing as npt
 from k3tool.artifact import InputRef, canonical_json
 from k3tool.checkpoint.whole import require_whole
 from k3tool.errors import ArtifactError, UsageError
-from k3tool.model.config import K3Config
+from k3tool.memory import give_back
 from k3tool.runtime import records
 from k3tool.runtime.cache import (
     Program,
@@ -32,7 +32,7 @@ from k3tool.runtime.fault_words import fault_error
 from k3tool.runtime.finite import require_finite
 from k3tool.runtime.image import Request, build_image, image_paths
 from k3tool.runtime.interpreter import check_leaves, load
-from k3tool.runtime.options import RunOptions, check_length, check_request
+from k3tool.runtime.options import RunOptions, check_length, check_request, logits_shape
 from k3tool.runtime.ranks import FaultError, Launch, RankGroup
 from k3tool.runtime.room import check_room
 from k3tool.runtime.stop_ids import stop_ids
@@ -144,10 +144,12 @@ def run_model(
         _close(weights.ranks)
     launch = Launch(
         interpreter.path, images, _threads(options, source.tp), options.leaves,
-        options.deadline_seconds, _logits_shape(options, source.config), streams.name,
+        options.deadline_seconds, logits_shape(options, source.config), streams.name,
         n_io=streams.isa.crew.load + streams.isa.crew.fetch,
     )  # fmt: skip
     job = _Job(options, source, streams, weights, request)
+    if streams.isa.residency is not None:
+        give_back()
     with TraceFile(options.expert_trace, streams.isa) as trace:
         launch = replace(launch, expert_trace=trace.descriptor)
         result = _run_ranks(job, launch, on_event or (lambda event: None))
@@ -188,12 +190,6 @@ def _request(options: RunOptions, program: Program, source: Source) -> Request:
         raise UsageError("--chunk", got=chunk, need=f"at most {most}, the program's")
     ends = () if options.ignore_eos else stop_ids(source.path, source.config)
     return Request(options.ids, options.gen, ends, chunk, options.logits, options.prefill)
-
-
-def _logits_shape(options: RunOptions, config: K3Config) -> tuple[int, int] | None:
-    if not options.logits:
-        return None
-    return len(options.ids) + options.gen - 1, config.vocab_size
 
 
 # -- the ranks' life ---------------------------------------------------------------------------
