@@ -13,32 +13,23 @@ import numpy as np
 from k3tool.checkpoint.headers import DTYPE_BYTES, DTYPES
 from k3tool.checkpoint.index import INDEX_NAME
 from k3tool.checkpoint.safetensors_writer import SafetensorsWriter, TensorLayout
-from k3tool.checkpoint.sample_presets import Preset, preset_config
+from k3tool.checkpoint.sample_presets import PRESETS, Preset, preset_config
 from k3tool.model.config import K3Config
 from k3tool.model.weights import Split, TensorSpec, expected_tensors, n_bytes
 
 BLOCK_BYTES = 8 << 20
-# Dense with KDA, experts with KDA, experts with MLA.
-RELEASED_WIDTHS = Preset(
+_SLICE = PRESETS["k3-slice"]
+# Dense with KDA, experts with KDA, experts with MLA; the release's vocabulary too.
+RELEASED_WIDTHS = _SLICE._replace(
     text={
-        "hidden_size": 7168, "intermediate_size": 33792, "num_hidden_layers": 3,
-        "num_attention_heads": 96, "num_key_value_heads": 96,
-        "q_lora_rank": 1536, "kv_lora_rank": 512,
-        "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128,
-        "num_experts": 16, "num_experts_per_token": 16, "num_shared_experts": 2,
-        "moe_intermediate_size": 3072, "routed_expert_hidden_size": 3584,
-        "attn_res_block_size": 12, "vocab_size": 163840, "max_position_embeddings": 4096,
+        **_SLICE.text,
+        "num_hidden_layers": 3, "num_experts": 16, "attn_res_block_size": 12,
+        "vocab_size": 163840, "max_position_embeddings": 4096,
         "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0,
     },
     full_attn_layers=(3,),
-    linear_heads=96,
-    linear_head_dim=128,
-    vision={
-        "vt_hidden_size": 32, "vt_num_hidden_layers": 0, "vt_num_attention_heads": 2,
-        "qkv_hidden_size": 48, "vt_intermediate_size": 64, "mm_hidden_size": 32,
-        "patch_size": 14, "init_pos_emb_height": 4, "init_pos_emb_width": 4,
-        "init_pos_emb_time": 4,
-    },
+    vision={**_SLICE.vision, "vt_num_hidden_layers": 0},
+    from_table=False,
 )  # fmt: skip
 # Mostly experts, as the release is: its vocabulary and dense layers would be half of a small one.
 MOSTLY_EXPERTS = RELEASED_WIDTHS._replace(
@@ -94,10 +85,12 @@ def _blocks(spec: TensorSpec, size: int, generator: np.random.Generator) -> Iter
         return
     for start in range(0, size, BLOCK_BYTES):
         block = np.frombuffer(generator.bytes(min(BLOCK_BYTES, size - start)), np.uint8).copy()
-        # A scale of 253 or more is refused; half the range is random enough. Nor are NaN and Inf
-        # what a scan meets: without its exponent's top bit a number is finite.
+        # A scale of 253 or more is refused, and a matrix's scales lie in a few binades: 16 of them
+        # are more than a normal distribution's blocks of 32 have. Nor are NaN and Inf what a scan
+        # meets: without its exponent's top bit a number is finite.
         if spec.name.endswith("weight_scale"):
-            block &= 127
+            block &= 15
+            block += 112
         elif spec.dtype in ("BF16", "F32"):
             width = DTYPE_BYTES[spec.dtype]
             block[width - 1 :: width] &= 0xBF

@@ -14,7 +14,7 @@ from k3tool.checkpoint.scan_library import KEPT_BYTES, MAX_JOBS
 from k3tool.errors import ArtifactError
 from k3tool.model.config import K3Config
 from k3tool.model.vision import is_vision
-from k3tool.model.weights import TensorSpec, find_spec
+from k3tool.model.weights import SpecFinder, TensorSpec
 
 PIECE_BYTES = 32 << 20  # of whole rows; part of what a fingerprint means
 BATCH_BYTES = 64 << 20  # a unit of work: long calls, so that threads seldom wait for each other
@@ -109,8 +109,9 @@ def _headers(checkpoint: Checkpoint) -> Iterator[Header]:
 
 def _places(config: K3Config, header: Header) -> list[tuple[Place, TensorSpec | None]]:
     found: list[tuple[Place, TensorSpec | None]] = []
+    finder = SpecFinder(config)
     for name in header.names():
-        spec = find_spec(config, name)
+        spec = finder.find(name)
         other = "vision" if is_vision(name) else "unclaimed"
         found.append(((spec.layer, spec.row.module), spec) if spec else ((None, other), None))
     return found

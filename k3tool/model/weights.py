@@ -347,26 +347,47 @@ for _entry in TABLE:
     _BY_PATTERN.setdefault(_key, []).append(_entry)
 
 
+class SpecFinder:
+    """Finds the specs of tensor names; what a row is in a layer is worked out once."""
+
+    def __init__(self, config: K3Config) -> None:
+        """Know nothing yet."""
+        self._config = config
+        self._known: dict[tuple[int | None, str], TensorSpec | None] = {}
+
+    def find(self, name: str) -> TensorSpec | None:
+        """Return the spec of one tensor name, or None if the text model has no such tensor."""
+        config = self._config
+        if not name.startswith(config.prefix):
+            return None
+        bare = name[len(config.prefix) :]
+        numbers = _NUMBER.findall(bare)
+        if any(number != str(int(number)) for number in numbers):
+            return None  # "layers.01" is another name
+        layer = int(numbers[0]) if numbers else None
+        key = layer, _NUMBER.sub("#", bare)
+        if key not in self._known:
+            self._known[key] = self._of_layer(*key)
+        spec = self._known[key]
+        if spec is None or len(numbers) < 2:
+            return spec
+        expert = int(numbers[1])
+        if expert >= config.num_experts:
+            return None
+        return next(_expert_specs(config, spec, range(expert, expert + 1)))
+
+    def _of_layer(self, layer: int | None, pattern: str) -> TensorSpec | None:
+        for row in _BY_PATTERN.get(pattern, ()):
+            if layer is None:
+                return _spec(self._config, row, None)
+            if layer in self._config.layers and _stands(row, self._config, layer):
+                return _spec(self._config, row, layer)
+        return None
+
+
 def find_spec(config: K3Config, name: str) -> TensorSpec | None:
     """Return the spec of one tensor name, or None if the text model has no such tensor."""
-    if not name.startswith(config.prefix):
-        return None
-    bare = name[len(config.prefix) :]
-    numbers = _NUMBER.findall(bare)
-    if any(number != str(int(number)) for number in numbers):
-        return None  # "layers.01" is another name
-    layer = int(numbers[0]) if numbers else None
-    expert = int(numbers[1]) if len(numbers) > 1 else None
-    for row in _BY_PATTERN.get(_NUMBER.sub("#", bare), ()):
-        if layer is None:
-            return _spec(config, row, None)
-        if layer in config.layers and _stands(row, config, layer):
-            spec = _spec(config, row, layer)
-            if expert is None:
-                return spec
-            if expert < config.num_experts:
-                return next(_expert_specs(config, spec, range(expert, expert + 1)))
-    return None
+    return SpecFinder(config).find(name)
 
 
 # -- shapes and slices -------------------------------------------------------------------------

@@ -1,6 +1,7 @@
 /* k3_scan: read row-aligned parts of tensors block by block and gather what K3Scan holds.
- * A block is small enough to stay in a cache: it is looked at where read() has just put it.
- * Called from several threads at once; it keeps no state of its own. */
+ * A block is looked at where read() has just put it, so it is a fraction of a second-level cache; and
+ * blocks take turns in a longer buffer, because read() copies more slowly to lines that were in that
+ * cache just now. Called from several threads at once; it keeps no state of its own. */
 #define _GNU_SOURCE
 #include "scan.h"
 
@@ -43,67 +44,76 @@ static const K3ScanLoops* loops_of(int which) {
 
 typedef struct {
   const K3ScanLoops* loops;
+  K3Finger* finger; /* NULL if it is not asked for */
   uint32_t kind;
   uint64_t row_bytes;
   uint64_t row;      /* the row the next byte belongs to */
   uint64_t row_left; /* bytes of it to come */
-  uint32_t row_seen; /* a bit is set once a value of it is not zero */
-  uint64_t at;       /* bytes looked at before this block */
+  int row_seen;      /* a value of it is not zero */
+  uint64_t at;       /* bytes looked at before this part */
   unsigned high_scale;
   const uint8_t* scales; /* of E2M1 codes, one byte for 16 of theirs; NULL if they are not known */
-  K3Codes codes;
   K3Scan* out;
 } Walk;
 
-static void keep_max(K3Scan* out, uint32_t bits) {
-  if (bits > out->absmax_bits) out->absmax_bits = bits;
-}
+static size_t width_of(uint32_t kind) { return kind == K3_SCAN_F32 ? 4 : 2; }
 
-static void count_bad(Walk* w, const uint8_t* data, size_t n_bytes, uint64_t at, size_t width) {
-  for (size_t i = 0; i + width <= n_bytes; i += width) {
+/* The number is told by a loop over vectors, the first place by one over elements, once. */
+static void count_bad(Walk* w, const uint8_t* data, size_t n_bytes) {
+  const size_t width = width_of(w->kind);
+  K3Scan* out = w->out;
+  out->n_nonfinite += width == 2 ? w->loops->nonfinite_bf16(data, n_bytes)
+                                 : w->loops->nonfinite_f32(data, n_bytes);
+  for (size_t i = 0; out->first_bad == K3_SCAN_NONE && i + width <= n_bytes; i += width) {
     uint32_t bits = 0;
     memcpy(&bits, data + i, width);
     if (width == 2) bits <<= 16;
-    if ((bits & 0x7F800000u) != 0x7F800000u) continue;
-    if (w->out->n_nonfinite++ == 0) w->out->first_bad = (at + i) / width;
+    if ((bits & 0x7F800000u) == 0x7F800000u) out->first_bad = (w->at + i) / width;
   }
 }
 
-/* Every code is a number, so of a row only this is to be known; it mostly shows at once. */
-static uint32_t any_set(Walk* w, const uint8_t* data, size_t n_bytes, uint8_t mask) {
-  const size_t first = n_bytes < 64 ? n_bytes : 64;
-  if (w->row_seen) return 1;
-  if (w->loops->or_masked(data, first, mask)) return 1;
-  return w->loops->or_masked(data + first, n_bytes - first, mask);
+/* Look at the numbers of a part and mix it, in one pass where both are asked for. */
+static void look_at_floats(Walk* w, const uint8_t* data, size_t n_bytes, size_t n_blocks) {
+  const K3ScanLoops* loops = w->loops;
+  uint32_t most;
+  if (w->kind == K3_SCAN_F32) {
+    most = w->finger ? loops->finger_f32(w->finger, data, n_blocks)
+                     : loops->absmax_f32(data, n_bytes);
+  } else {
+    most = w->finger ? loops->finger_bf16(w->finger, data, n_blocks)
+                     : loops->absmax_bf16(data, n_bytes);
+    most <<= 16;
+  }
+  if (most > w->out->absmax_bits) w->out->absmax_bits = most;
+  if (most >= 0x7F800000u) count_bad(w, data, n_bytes);
 }
 
-/* Look at a part of one row; return whether a value of it is not zero. */
-static uint32_t look(Walk* w, const uint8_t* data, size_t n_bytes, uint64_t at) {
-  K3Scan* out = w->out;
-  switch (w->kind) {
-    case K3_SCAN_BF16: {
-      const uint32_t most = w->loops->absmax_bf16(data, n_bytes);
-      keep_max(out, most << 16);
-      if (most >= 0x7F80) count_bad(w, data, n_bytes, at, 2);
-      return most;
-    }
-    case K3_SCAN_F32: {
-      const uint32_t most = w->loops->absmax_f32(data, n_bytes);
-      keep_max(out, most);
-      if (most >= 0x7F800000u) count_bad(w, data, n_bytes, at, 4);
-      return most;
-    }
+/* What of eight bytes says that a value is not zero, of either sign. */
+static uint64_t value_mask(uint32_t kind) {
+  switch (kind) {
+    case K3_SCAN_BF16:
+      return 0x7FFF7FFF7FFF7FFFu;
+    case K3_SCAN_F32:
+      return 0x7FFFFFFF7FFFFFFFu;
     case K3_SCAN_MXFP4:
-      return any_set(w, data, n_bytes, 0x77); /* a code's sign is its top bit */
+      return 0x7777777777777777u; /* a code's sign is its top bit */
     default:
-      return any_set(w, data, n_bytes, 0xFF);
+      return UINT64_MAX;
   }
+}
+
+/* Whether a row is nothing but zeros mostly shows in its first values. */
+static int row_is_set(const Walk* w, const uint8_t* data, size_t n_bytes) {
+  const uint64_t mask = value_mask(w->kind);
+  uint64_t first = 0;
+  memcpy(&first, data, n_bytes < 8 ? n_bytes : 8);
+  return (first & mask) || w->loops->or_masked(data, n_bytes, mask);
 }
 
 static void walk_rows(Walk* w, const uint8_t* data, size_t n_bytes) {
   for (size_t i = 0; i < n_bytes;) {
     const size_t part = w->row_left < n_bytes - i ? (size_t)w->row_left : n_bytes - i;
-    w->row_seen |= look(w, data + i, part, w->at + i);
+    if (!w->row_seen) w->row_seen = row_is_set(w, data + i, part);
     i += part;
     w->row_left -= part;
     if (w->row_left) return;
@@ -126,7 +136,13 @@ static void count_scales(Walk* w, const uint8_t* data, size_t n_bytes) {
 }
 
 static void look_at_part(Walk* w, const uint8_t* data, size_t n_bytes) {
+  const size_t n_blocks = (n_bytes + K3_FINGER_BLOCK - 1) / K3_FINGER_BLOCK;
   K3Scan* out = w->out;
+  if (w->kind == K3_SCAN_BF16 || w->kind == K3_SCAN_F32) {
+    look_at_floats(w, data, n_bytes, n_blocks);
+  } else if (w->finger) {
+    w->loops->finger(w->finger, data, n_blocks);
+  }
   if (w->kind == K3_SCAN_SCALE) {
     count_scales(w, data, n_bytes);
   } else {
@@ -134,7 +150,7 @@ static void look_at_part(Walk* w, const uint8_t* data, size_t n_bytes) {
   }
   if (w->kind == K3_SCAN_MXFP4) {
     if (w->at / K3_PART_BYTES % K3_CODE_SHARE == 0)
-      w->loops->count_codes(&w->codes, data, n_bytes, out->codes);
+      w->loops->count_codes(data, n_bytes, out->codes);
     if (w->scales)
       out->product_key =
           w->loops->top_product(data, w->scales + w->at / 16, n_bytes / 16, out->product_key);
@@ -164,66 +180,81 @@ static void finish_finger(const K3Finger* finger, uint64_t n_bytes, uint64_t out
   }
 }
 
-/* Read and look at what is left of a job; see k3_scan. */
-static int scan_blocks(Walk* w, const K3ScanJob* job, K3Finger* finger, uint8_t* block,
-                       uint64_t block_bytes, const volatile int* stop) {
+/* Where blocks of a file are read to, each behind the one before. */
+typedef struct {
+  uint8_t* data;
+  uint64_t n_bytes; /* and K3_FINGER_BLOCK more */
+  uint64_t block_bytes;
+  uint64_t at;
+} Buffer;
+
+static uint8_t* next_block(Buffer* buffer) {
+  if (buffer->at + buffer->block_bytes > buffer->n_bytes) buffer->at = 0;
+  uint8_t* block = buffer->data + buffer->at;
+  buffer->at += buffer->block_bytes;
+  return block;
+}
+
+/* Read and look at a job; see k3_scan. */
+static int scan_blocks(Walk* w, const K3ScanJob* job, Buffer* buffer, const volatile int* stop) {
   K3Scan* out = w->out;
   while (out->n_bytes < job->n_bytes) {
     if (*stop) return K3_SCAN_STOPPED;
     const uint64_t left = job->n_bytes - out->n_bytes;
-    const size_t want = left < block_bytes ? (size_t)left : (size_t)block_bytes;
+    const size_t want = left < buffer->block_bytes ? (size_t)left : (size_t)buffer->block_bytes;
+    uint8_t* block = next_block(buffer);
     const ssize_t got = read_block(job->fd, block, want, job->offset + out->n_bytes);
     if (got < 0) out->error = errno;
     if (got < 0) return K3_SCAN_ERROR;
     out->n_bytes += (uint64_t)got;
     memset(block + got, 0, -(size_t)got % K3_FINGER_BLOCK); /* the end of the last mixed block */
-    for (size_t at = 0; at < (size_t)got; at += K3_PART_BYTES) {
-      const size_t part = (size_t)got - at < K3_PART_BYTES ? (size_t)got - at : K3_PART_BYTES;
-      look_at_part(w, block + at, part);
-      if (finger)
-        w->loops->finger(finger, block + at, (part + K3_FINGER_BLOCK - 1) / K3_FINGER_BLOCK);
-    }
+    for (size_t at = 0; at < (size_t)got; at += K3_PART_BYTES)
+      look_at_part(w, block + at, (size_t)got - at < K3_PART_BYTES ? (size_t)got - at : K3_PART_BYTES);
     if ((size_t)got < want) return K3_SCAN_ENDED;
   }
   return K3_SCAN_DONE;
 }
 
 static int scan_job(const K3ScanJob* job, const K3ScanLoops* loops, uint32_t high_scale,
-                    uint32_t want_finger, const uint8_t* scales, uint8_t* block,
-                    uint64_t block_bytes, const volatile int* stop, K3Scan* out) {
+                    uint32_t want_finger, const uint8_t* scales, Buffer* buffer,
+                    const volatile int* stop, K3Scan* out) {
   memset(out, 0, sizeof *out);
   out->first_bad = out->first_zero_row = out->first_high = K3_SCAN_NONE;
-  out->product_key = -1;
+  out->product_key = scales ? 0 : -1;
+  K3Finger finger = {{0}};
   Walk w = {.loops = loops, .kind = job->kind, .high_scale = high_scale, .scales = scales,
+            .finger = want_finger ? &finger : NULL,
             .row_bytes = job->row_bytes ? job->row_bytes : job->n_bytes, .out = out};
   w.row_left = w.row_bytes;
-  K3Finger finger = {{0}};
-  const int code = scan_blocks(&w, job, want_finger ? &finger : NULL, block, block_bytes, stop);
-  w.loops->end_codes(&w.codes, out->codes);
+  const int code = scan_blocks(&w, job, buffer, stop);
   if (want_finger && code == K3_SCAN_DONE)
     finish_finger(&finger, job->n_bytes, out->fingerprint);
   return code;
 }
 
 /* Scan jobs, each a range of an open file, one after the other; `outs` has one result for each and
- * `n_done` says how many were begun. `block` holds block_bytes, a multiple of K3_PART_BYTES, and
- * K3_FINGER_BLOCK more. A job of scales that are to be kept is read as a whole to `kept`, of
- * kept_bytes and K3_FINGER_BLOCK more, and the next job has their codes. `stop` is looked at once a
- * block. `which` < 0 picks the fastest loops. Returns K3_SCAN_DONE or why the last one begun failed. */
+ * `n_done` says how many were begun. `ring` holds ring_bytes, a multiple of block_bytes, which are one
+ * of K3_PART_BYTES, and K3_FINGER_BLOCK more. A job of scales that are to be kept is read as a whole to
+ * `kept`, of kept_bytes and K3_FINGER_BLOCK more, and the next job has their codes. `stop` is looked at
+ * once a block. `which` < 0 picks the fastest loops. Returns K3_SCAN_DONE or why the last one begun
+ * failed. */
 int k3_scan(const K3ScanJob* jobs, uint32_t n_jobs, uint32_t high_scale, uint32_t want_finger,
-            uint8_t* block, uint64_t block_bytes, uint8_t* kept, uint64_t kept_bytes,
-            const volatile int* stop, int which, K3Scan* outs, uint32_t* n_done) {
+            uint8_t* ring, uint64_t ring_bytes, uint64_t block_bytes, uint8_t* kept,
+            uint64_t kept_bytes, const volatile int* stop, int which, K3Scan* outs,
+            uint32_t* n_done) {
   const K3ScanLoops* loops = loops_of(which);
+  Buffer blocks = {ring, ring_bytes, block_bytes, 0};
   *n_done = 0;
   for (uint32_t i = 0; i < n_jobs; i++) {
+    Buffer whole = {kept, kept_bytes, kept_bytes, 0};
     const int keep = jobs[i].keep, has_scales = i && jobs[i - 1].keep;
     ++*n_done;
     outs[i].error = EINVAL;
-    if (!loops || block_bytes % K3_PART_BYTES) return K3_SCAN_ERROR;
+    if (!loops || block_bytes % K3_PART_BYTES || ring_bytes < block_bytes) return K3_SCAN_ERROR;
     if (keep && (kept_bytes % K3_PART_BYTES || jobs[i].n_bytes > kept_bytes)) return K3_SCAN_ERROR;
     if (has_scales && jobs[i].n_bytes != 16 * jobs[i - 1].n_bytes) return K3_SCAN_ERROR;
     const int code = scan_job(&jobs[i], loops, high_scale, want_finger, has_scales ? kept : NULL,
-                              keep ? kept : block, keep ? kept_bytes : block_bytes, stop, &outs[i]);
+                              keep ? &whole : &blocks, stop, &outs[i]);
     if (code != K3_SCAN_DONE) return code;
   }
   return K3_SCAN_DONE;

@@ -36,7 +36,8 @@ typedef struct {
   uint64_t codes[32];      /* how often each E2M1 code stands in a low nibble, then in a high one,
                             * in the first of every K3_CODE_SHARE parts */
   uint32_t absmax_bits;    /* binary32 bits of the largest magnitude, finite or not */
-  int32_t product_key;     /* of the largest |code x scale|, see k3_scan_loops' top_product; or -1 */
+  int32_t product_key;     /* of the largest |code x scale|, see top_product: 0 where all are zero, -1
+                            * where scales were not given */
   int32_t error;           /* errno of a failed read */
 } K3Scan;
 
@@ -56,30 +57,20 @@ typedef struct {
   uint64_t lanes[K3_FINGER_LANES];
 } K3Finger;
 
-/* Bit-sliced counters: bit k of byte j of level l of tree t has the weight 2^l in the count of code
- * 8 * (t % 2) + k, of low nibbles in trees 0 and 1 and of high ones in trees 2 and 3. What has the
- * weight of level 4 waits until there are enough to be added at once. */
-#define K3_CODE_TREES 4
-#define K3_CODE_LEVELS 12
-#define K3_CODE_VECTOR 64
-#define K3_CODE_GROUP 16 /* vectors added at once */
-typedef struct {
-  uint8_t bits[K3_CODE_TREES][K3_CODE_LEVELS][K3_CODE_VECTOR];
-  uint8_t waiting[K3_CODE_TREES][K3_CODE_GROUP][K3_CODE_VECTOR];
-  uint32_t n_waiting;
-  uint32_t n_groups; /* added so far, the waiting ones among them */
-} K3Codes;
-
-/* One instruction set's loops. Magnitudes come as the bits of the element's own width. */
+/* One instruction set's loops. Magnitudes come as the bits of the element's own width. Parts are of
+ * K3_PART_BYTES at most, those that are mixed of whole blocks. */
 typedef struct {
   uint32_t (*absmax_bf16)(const uint8_t* data, size_t n_bytes);
   uint32_t (*absmax_f32)(const uint8_t* data, size_t n_bytes);
-  uint8_t (*or_masked)(const uint8_t* data, size_t n_bytes, uint8_t mask);
-  void (*count_codes)(K3Codes* codes, const uint8_t* data, size_t n_bytes, uint64_t* counts);
-  void (*end_codes)(K3Codes* codes, uint64_t* counts);
+  uint64_t (*nonfinite_bf16)(const uint8_t* data, size_t n_bytes);
+  uint64_t (*nonfinite_f32)(const uint8_t* data, size_t n_bytes);
+  uint64_t (*or_masked)(const uint8_t* data, size_t n_bytes, uint64_t mask); /* of every 8 bytes */
+  void (*count_codes)(const uint8_t* data, size_t n_bytes, uint64_t* counts);
   int32_t (*top_product)(const uint8_t* data, const uint8_t* scales, size_t n_scales, int32_t top);
   void (*histogram)(const uint8_t* data, size_t n_bytes, uint64_t* counts);
   void (*finger)(K3Finger* finger, const uint8_t* data, size_t n_blocks);
+  uint32_t (*finger_bf16)(K3Finger* finger, const uint8_t* data, size_t n_blocks); /* and absmax */
+  uint32_t (*finger_f32)(K3Finger* finger, const uint8_t* data, size_t n_blocks);
 } K3ScanLoops;
 
 extern const K3ScanLoops k3_scan_loops_plain, k3_scan_loops_avx2, k3_scan_loops_avx512;

@@ -157,7 +157,7 @@ def test_codes_are_counted(tmp_path: Path, loops: str, only: int | None, size: i
 
 def largest_product(
     tmp_path: Path, scales: np.ndarray, codes: np.ndarray, loops: str = "auto"
-) -> float | None:
+) -> float:
     """Return the scan's largest magnitude of one tensor with its scales."""
     path = tmp_path / "both"
     path.write_bytes(b"x" + scales.tobytes() + codes.tobytes())
@@ -169,7 +169,8 @@ def largest_product(
         ]
         assert made.scan_all(jobs, high_scale=253, fingerprint=False) == DONE
     key = made.result.product_key
-    return product_of(key) if key >= 0 else None
+    assert key >= 0  # the scales were given
+    return product_of(key)
 
 
 @pytest.mark.parametrize("loops", ["plain", "avx2", "avx512"])
@@ -188,13 +189,24 @@ def test_largest_product_as_numpy_sees_it(
     codes = nibbles[0] | nibbles[1] << 4
     magnitudes = np.abs(FP4_VALUES[nibbles]).max(axis=0).reshape(*shape, 16).max(axis=2)
     need = float((magnitudes * 2.0 ** (scales.astype(int) - 127)).max())
-    assert largest_product(tmp_path, scales, codes, loops) == (need or None)
+    assert largest_product(tmp_path, scales, codes, loops) == need
+
+
+@pytest.mark.parametrize("loops", ["plain", "avx2", "avx512"])
+def test_a_group_of_scale_byte_0_is_zero(tmp_path: Path, loops: str) -> None:
+    """As the engine reads it, and not 2^-127 times its codes; scale byte 1 is what it says."""
+    scales, codes = np.zeros((3, 70), "u1"), np.full((3, 70 * 16), 0x77, "u1")
+    assert largest_product(tmp_path, scales, codes, loops) == 0
+    scales[1, 69] = 1
+    assert largest_product(tmp_path, scales, codes, loops) == 6 * 2.0**-126
+    codes[1, -16:] = 0
+    assert largest_product(tmp_path, scales, codes, loops) == 0
 
 
 def test_a_small_code_of_a_large_scale_may_win() -> None:
     """And a large code of a small scale: neither the scale nor the code alone decides."""
     keys = {2 * scale + (0 if code == 1 else code): abs(FP4_VALUES[code]) * 2.0 ** (scale - 127)
-            for scale in range(253) for code in range(1, 8)}  # fmt: skip
+            for scale in range(1, 253) for code in range(1, 8)}  # fmt: skip
     assert all(product_of(key) == value for key, value in keys.items())
     ordered = [keys[key] for key in sorted(keys)]
     assert ordered == sorted(ordered)
