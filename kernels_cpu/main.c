@@ -1,9 +1,10 @@
-/* One rank: k3-cpu --image F --shared F --records FD [--logits F] [--trace F] --threads N --leaves L --deadline S
+/* One rank: k3-cpu --image F --shared F --records FD [--logits F] [--trace F] [--copy 1] --threads N --leaves L --deadline S
  *
  * Reads the prompt in chunks, then decodes with the folded argmax, which is the same on every rank, so no rank
  * has to ask another what was chosen. Everything it says goes to descriptor FD as records, in words only to
  * stderr. With --from N the run begins at position N with noise in all states: what a token costs in a long
- * context, without reading one (its tokens mean nothing; only bench asks for it). Also: --identity (isa hash, source
+ * context, without reading one (its tokens mean nothing; only bench asks for it). With --copy 1 weights are read into
+ * memory of their own first (copy.h). Also: --identity (isa hash, source
  * hash, leaves this CPU has), --handlers (opcodes by phase), --measure (measure.c), --measure-io (measure_io.c).
  * Exit: 0 done, 1 the driver is gone, 2 usage, 3 image refused, 4 stopped by a fault, 5 this machine is unfit.
  */
@@ -22,6 +23,7 @@
 #include "cpu.h"
 #include "ftz.h"
 #include "measure.h"
+#include "proc.h"
 
 #ifndef K3_SOURCE_HASH
 #error "the build defines K3_SOURCE_HASH"
@@ -30,7 +32,7 @@
 typedef struct Options {
     const char *image, *shared, *logits, *trace, *leaves;
     uint32_t n_threads, from;
-    int records, expert_trace;
+    int records, expert_trace, copies;
     double deadline_s;
 } Options;
 
@@ -55,17 +57,6 @@ static int refuse(int code, const char *what, const char *why) {
 
 static void send_record(const K3Record *record) {
     if (write(record_fd, record, sizeof *record) != (ssize_t)sizeof *record) _exit(1);
-}
-
-static uint64_t peak_bytes(void) {
-    char line[256];
-    unsigned long long kib = 0;
-    FILE *file = fopen("/proc/self/status", "r");
-    if (file == NULL) return 0;
-    while (fgets(line, sizeof line, file) != NULL)
-        if (sscanf(line, "VmHWM: %llu", &kib) == 1) break;
-    fclose(file);
-    return kib * 1024u;
 }
 
 /* ---- leaves ---------------------------------------------------------------------------------------- */
@@ -101,6 +92,7 @@ static int parse(Options *o, int argc, char **argv) {
         else if (strcmp(name, "--trace") == 0) o->trace = value;
         else if (strcmp(name, "--expert-trace") == 0) o->expert_trace = (int)strtol(value, NULL, 10);
         else if (strcmp(name, "--from") == 0) o->from = (uint32_t)strtoul(value, NULL, 10);
+        else if (strcmp(name, "--copy") == 0) o->copies = strcmp(value, "1") == 0;
         else if (strcmp(name, "--leaves") == 0) o->leaves = value;
         else if (strcmp(name, "--threads") == 0) o->n_threads = (uint32_t)strtoul(value, NULL, 10);
         else if (strcmp(name, "--records") == 0) o->records = (int)strtol(value, NULL, 10);
@@ -257,7 +249,7 @@ static int begin_at(Rank *r, uint32_t from, char *why, size_t why_bytes) {
 static int start(Rank *r, const Options *o, const K3Bodies *bodies) {
     char why[512];
     if (k3_image_open(&r->image, o->image, why, sizeof why) != 0) return refuse(3, o->image, why);
-    if (k3_memory_open(&r->memory, &r->image, o->shared, o->logits, o->n_threads + r->image.header->n_load_queues + r->image.header->n_fetch_queues, why, sizeof why) != 0) return refuse(3, "weights", why);
+    if (k3_memory_open(&r->memory, &r->image, o->shared, o->logits, o->copies, o->n_threads + r->image.header->n_load_queues + r->image.header->n_fetch_queues, why, sizeof why) != 0) return refuse(3, "weights", why);
     if (allocate(r) != 0) return refuse(5, "memory", "out of memory");
     if (k3_team_start(&r->team, &r->image, &r->memory, bodies, o->n_threads, (uint64_t)(o->deadline_s * 1e9), why, sizeof why) != 0)
         return refuse(5, "threads", why);
@@ -278,7 +270,7 @@ int main(int argc, char **argv) {
     if (argc == 2 && strcmp(argv[1], "--handlers") == 0) return print_handlers();
     if (argc > 1 && strcmp(argv[1], "--measure-io") == 0) return k3_measure_io(argc - 2, argv + 2);
     if (argc > 1 && strcmp(argv[1], "--measure") == 0) return k3_measure(argc - 2, argv + 2);
-    if (parse(&o, argc, argv) != 0) return refuse(2, "k3-cpu", "need --image F --shared F --records FD [--logits F] [--trace F] [--expert-trace FD] [--from N] [--threads N] [--leaves L] [--deadline S]");
+    if (parse(&o, argc, argv) != 0) return refuse(2, "k3-cpu", "need --image F --shared F --records FD [--logits F] [--trace F] [--expert-trace FD] [--from N] [--copy 1] [--threads N] [--leaves L] [--deadline S]");
     prctl(PR_SET_PDEATHSIG, SIGKILL); /* no stray rank after a killed driver; one that died before: the pipe says so */
     record_fd = o.records;
     signal(SIGPIPE, SIG_IGN);
@@ -294,7 +286,7 @@ int main(int argc, char **argv) {
     const int rc = generate(&rank);
     k3_team_stop(&rank.team);
     if (rc == 0) {
-        record = (K3Record){.kind = K3_RECORD_END, .rank = rank.image.header->rank, .step = rank.n_chosen, .peak_bytes = peak_bytes()};
+        record = (K3Record){.kind = K3_RECORD_END, .rank = rank.image.header->rank, .step = rank.n_chosen, .peak_bytes = k3_proc_bytes("/proc/self/status", "VmHWM:")};
         add_residency(&record, rank.memory.residency);
         send_record(&record);
     }

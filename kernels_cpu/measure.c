@@ -24,6 +24,7 @@
 #include "ftz.h"
 #include "huge.h"
 #include "leaves/select.h"
+#include "proc.h"
 
 #define K3_MEASURE_ROWS 64u
 #define K3_MEASURE_MAX_K 65536u
@@ -162,17 +163,6 @@ static void fill(Bench *b) {
     }
 }
 
-static uint64_t huge_bytes(void) {
-    char line[256];
-    unsigned long long kib = 0;
-    FILE *file = fopen("/proc/self/smaps_rollup", "r");
-    if (file == NULL) return 0;
-    while (fgets(line, sizeof line, file) != NULL)
-        if (sscanf(line, "AnonHugePages: %llu", &kib) == 1) break;
-    fclose(file);
-    return kib * 1024u;
-}
-
 static int open_bench(Bench *b) {
     b->data = k3_huge_alloc(b->bytes);
     b->scales = k3_huge_alloc(b->bytes / 16u);
@@ -263,7 +253,8 @@ int k3_measure(int argc, char **argv) {
         fprintf(stderr, "k3-cpu --measure: memory or threads: got none for %llu bytes and %u threads\n", bytes, bench.n_threads);
         return 5;
     }
-    printf("ready %u %llu %llu %s\n", bench.n_threads, (unsigned long long)bench.bytes, (unsigned long long)huge_bytes(), k3_bodies_here(0)->name);
+    const unsigned long long huge = k3_proc_bytes("/proc/self/smaps_rollup", "AnonHugePages:");
+    printf("ready %u %llu %llu %s\n", bench.n_threads, (unsigned long long)bench.bytes, huge, k3_bodies_here(0)->name);
     fflush(stdout);
     while (fgets(line, sizeof line, stdin) != NULL) {
         line[strcspn(line, "\n")] = 0;

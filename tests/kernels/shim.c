@@ -13,51 +13,35 @@
     call;                                  \
     _mm_setcsr(before_);
 
-EXPORT void t_rows_bf16(uint32_t csr, const uint16_t *W, uint64_t ldw, uint32_t row0, uint32_t row1, uint32_t K,
-                        uint32_t n_blocks, const float *X, uint64_t ldx, uint32_t n_tok, float *Y, uint64_t ldy) {
-    UNDER(csr, k3_rows_dot_bf16(0, W, ldw, row0, row1, K, n_blocks, X, ldx, n_tok, Y, ldy))
-}
+/* What a leaf set has twice: for any x, and (_x16) for x that bf16 holds. */
+#define EXPORT_ROWS(X16)                                                                                                       \
+    EXPORT void t_rows_bf16##X16(uint32_t csr, const uint16_t *W, uint64_t ldw, uint32_t row0, uint32_t row1, uint32_t K,      \
+                                 uint32_t n_blocks, const float *X, uint64_t ldx, uint32_t n_tok, float *Y, uint64_t ldy) {    \
+        UNDER(csr, k3_rows_dot_bf16##X16(0, W, ldw, row0, row1, K, n_blocks, X, ldx, n_tok, Y, ldy))                           \
+    }                                                                                                                          \
+    EXPORT void t_rows_mxfp4##X16(uint32_t csr, const uint8_t *W, const uint8_t *S, uint32_t row0, uint32_t row1, uint32_t K,  \
+                                  uint32_t n_blocks, const float *X, uint64_t ldx, uint32_t n_tok, float *Y, uint64_t ldy) {   \
+        UNDER(csr, k3_rows_dot_mxfp4##X16(0, W, S, row0, row1, K, n_blocks, X, ldx, n_tok, Y, ldy))                            \
+    }                                                                                                                          \
+    EXPORT void t_blocks_mxfp4##X16(uint32_t csr, const uint8_t *W, const uint8_t *S, uint32_t row0, uint32_t row1,            \
+                                    uint32_t K, uint32_t n_blocks, const float *X, float *D) {                                 \
+        UNDER(csr, k3_rows_blocks_mxfp4##X16(0, W, S, row0, row1, K, n_blocks, X, D))                                          \
+    }                                                                                                                          \
+    EXPORT void t_rows_mxfp4_at##X16(uint32_t csr, const uint8_t *W, const uint8_t *S, uint32_t row0, uint32_t row1,           \
+                                     uint32_t K, const float *X, const uint32_t *at, uint32_t n_tok, float *Y, uint64_t ldy) { \
+        UNDER(csr, k3_rows_dot_mxfp4_at##X16(0, W, S, row0, row1, K, X, at, n_tok, Y, ldy))                                    \
+    }                                                                                                                          \
+    EXPORT void t_blocks_mxfp4_at##X16(uint32_t csr, const uint8_t *W, const uint8_t *S, uint32_t row0, uint32_t row1,         \
+                                       uint32_t K, uint32_t n_blocks, const float *X, const uint32_t *at, uint32_t n_tok,      \
+                                       float *D, uint64_t ldd) {                                                               \
+        UNDER(csr, k3_rows_blocks_mxfp4_at##X16(0, W, S, row0, row1, K, n_blocks, X, at, n_tok, D, ldd))                       \
+    }
+EXPORT_ROWS()
+EXPORT_ROWS(_x16)
+
 EXPORT void t_rows_f32(uint32_t csr, const float *W, uint64_t ldw, uint32_t row0, uint32_t row1, uint32_t K,
                        uint32_t n_blocks, const float *X, uint64_t ldx, uint32_t n_tok, float *Y, uint64_t ldy) {
     UNDER(csr, k3_rows_dot_f32(0, W, ldw, row0, row1, K, n_blocks, X, ldx, n_tok, Y, ldy))
-}
-EXPORT void t_rows_mxfp4(uint32_t csr, const uint8_t *W, const uint8_t *S, uint32_t row0, uint32_t row1,
-                         uint32_t K, uint32_t n_blocks, const float *X, uint64_t ldx, uint32_t n_tok, float *Y,
-                         uint64_t ldy) {
-    UNDER(csr, k3_rows_dot_mxfp4(0, W, S, row0, row1, K, n_blocks, X, ldx, n_tok, Y, ldy))
-}
-EXPORT void t_blocks_mxfp4(uint32_t csr, const uint8_t *W, const uint8_t *S, uint32_t row0, uint32_t row1,
-                           uint32_t K, uint32_t n_blocks, const float *X, float *D) {
-    UNDER(csr, k3_rows_blocks_mxfp4(0, W, S, row0, row1, K, n_blocks, X, D))
-}
-EXPORT void t_rows_mxfp4_at(uint32_t csr, const uint8_t *W, const uint8_t *S, uint32_t row0, uint32_t row1, uint32_t K,
-                            const float *X, const uint32_t *at, uint32_t n_tok, float *Y, uint64_t ldy) {
-    UNDER(csr, k3_rows_dot_mxfp4_at(0, W, S, row0, row1, K, X, at, n_tok, Y, ldy))
-}
-EXPORT void t_blocks_mxfp4_at(uint32_t csr, const uint8_t *W, const uint8_t *S, uint32_t row0, uint32_t row1, uint32_t K,
-                              uint32_t n_blocks, const float *X, const uint32_t *at, uint32_t n_tok, float *D, uint64_t ldd) {
-    UNDER(csr, k3_rows_blocks_mxfp4_at(0, W, S, row0, row1, K, n_blocks, X, at, n_tok, D, ldd))
-}
-EXPORT void t_rows_mxfp4_at_x16(uint32_t csr, const uint8_t *W, const uint8_t *S, uint32_t row0, uint32_t row1, uint32_t K,
-                            const float *X, const uint32_t *at, uint32_t n_tok, float *Y, uint64_t ldy) {
-    UNDER(csr, k3_rows_dot_mxfp4_at_x16(0, W, S, row0, row1, K, X, at, n_tok, Y, ldy))
-}
-EXPORT void t_blocks_mxfp4_at_x16(uint32_t csr, const uint8_t *W, const uint8_t *S, uint32_t row0, uint32_t row1, uint32_t K,
-                              uint32_t n_blocks, const float *X, const uint32_t *at, uint32_t n_tok, float *D, uint64_t ldd) {
-    UNDER(csr, k3_rows_blocks_mxfp4_at_x16(0, W, S, row0, row1, K, n_blocks, X, at, n_tok, D, ldd))
-}
-EXPORT void t_rows_bf16_x16(uint32_t csr, const uint16_t *W, uint64_t ldw, uint32_t row0, uint32_t row1, uint32_t K,
-                            uint32_t n_blocks, const float *X, uint64_t ldx, uint32_t n_tok, float *Y, uint64_t ldy) {
-    UNDER(csr, k3_rows_dot_bf16_x16(0, W, ldw, row0, row1, K, n_blocks, X, ldx, n_tok, Y, ldy))
-}
-EXPORT void t_rows_mxfp4_x16(uint32_t csr, const uint8_t *W, const uint8_t *S, uint32_t row0, uint32_t row1,
-                             uint32_t K, uint32_t n_blocks, const float *X, uint64_t ldx, uint32_t n_tok, float *Y,
-                             uint64_t ldy) {
-    UNDER(csr, k3_rows_dot_mxfp4_x16(0, W, S, row0, row1, K, n_blocks, X, ldx, n_tok, Y, ldy))
-}
-EXPORT void t_blocks_mxfp4_x16(uint32_t csr, const uint8_t *W, const uint8_t *S, uint32_t row0, uint32_t row1,
-                               uint32_t K, uint32_t n_blocks, const float *X, float *D) {
-    UNDER(csr, k3_rows_blocks_mxfp4_x16(0, W, S, row0, row1, K, n_blocks, X, D))
 }
 EXPORT void t_cols_f32(uint32_t csr, const float *M, uint64_t ld, uint32_t n, uint32_t col0, uint32_t col1,
                        const float *x, float *y) {
