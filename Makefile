@@ -50,7 +50,7 @@ prove: $(VENV)/dev.stamp ## after a change of rules or proofs: the same, and wri
 	$(BIN)/python -m k3tool.compiler.statements
 	$(BIN)/python -m k3tool.compiler.prove --write
 
-compile-gpu: $(VENV)/demo.stamp ## compile the op bodies for sm_90a, gfx950 and gfx942 (nvcc or NVRTC; clang-22, lld-22)
+compile-gpu: $(VENV)/demo.stamp ## compile the GPU interpreters (nvcc or NVRTC; clang-22, lld-22)
 	$(BIN)/python -m k3tool.runtime.compile_gpu
 
 sizes: ## lines per file and the ten longest functions

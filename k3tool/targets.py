@@ -5,7 +5,7 @@ It does not load a device; the interpreters' loaders do.
 
 from dataclasses import dataclass
 
-from k3tool.errors import UsageError
+from k3tool.errors import TargetError, UsageError
 
 # What a program is laid out for where nobody says: prompt tokens in a step, positions, sequences.
 DEFAULT_CHUNK, DEFAULT_CONTEXT, BATCH = 64, 4096, 1
@@ -59,15 +59,52 @@ class Target:
 
 KIB, GIB = 1024, 1 << 30
 
-# Units, L2 domains and memory per workgroup: vendors' data sheets of MI355X, MI300X and H200.
+# Units, L2 domains and memory per workgroup: vendors' data sheets of MI355X, MI300X, H200 and B200.
 # 227 KiB is what a block may ask for of the 228 KiB of an SM.
 _ROWS = (
     Target("cpu", "cpu", 8),
     Target("cuda:sm_90a", "cuda", 132, 1, 227 * KIB, 8 * GIB, 4.8e12),
+    Target("cuda:sm_100a", "cuda", 148, 1, 227 * KIB, 8 * GIB, 8.0e12),
     Target("hip:gfx942", "hip", 304, 8, 64 * KIB, 8 * GIB, 5.3e12),
     Target("hip:gfx950", "hip", 256, 8, 160 * KIB, 8 * GIB, 8.0e12),
 )
 TARGETS: dict[str, Target] = {target.name: target for target in _ROWS}
+
+
+@dataclass(frozen=True, slots=True)
+class Build:
+    """The interpreter that serves a target in a phase; its opcodes are those of the program.
+
+    `source` is below the repository, `kernel` the function launched, `lanes` a block's.
+    """
+
+    source: str
+    kernel: str
+    lanes: int
+    wave: int
+
+
+_CUDA = Build("kernels_cuda/interp.cu", "k3_interp", 256, 32)
+_HIP = Build("kernels_hip/interp.hip", "k3_interp", 512, 64)
+# Which build serves which target and phase. One that is absent has no interpreter.
+BUILDS: dict[tuple[str, str], Build] = {
+    ("cuda:sm_90a", "decode"): _CUDA,
+    ("cuda:sm_90a", "prefill"): _CUDA,
+    ("cuda:sm_100a", "decode"): _CUDA,
+    ("cuda:sm_100a", "prefill"): _CUDA,
+    ("hip:gfx942", "decode"): _HIP,
+    ("hip:gfx942", "prefill"): _HIP,
+    ("hip:gfx950", "decode"): _HIP,
+    ("hip:gfx950", "prefill"): _HIP,
+}
+
+
+def get_build(target: str, phase: str) -> Build:
+    """Return the interpreter's build. Raises: TargetError where the target has none."""
+    if (target, phase) not in BUILDS:
+        need = ", ".join(sorted({name for name, _ in BUILDS}))
+        raise TargetError(f"GPU interpreter of {target} for {phase}", got="none", need=need)
+    return BUILDS[target, phase]
 
 
 def get_target(name: str) -> Target:

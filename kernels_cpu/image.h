@@ -7,17 +7,14 @@
 #ifndef K3_CPU_IMAGE_H
 #define K3_CPU_IMAGE_H
 
-#include "../kernels_common/k3.h"
+#include "../kernels_common/protocol.h"
 
 #define K3_IMAGE_MAGIC "K3IMAGE"
 #define K3_IMAGE_VERSION 2u
 #define K3_N_PHASES 2u /* 0 decode, 1 prefill: the order of ALL_PHASES in k3tool/isa/table.py */
 #define K3_N_OPCODES 256u
 #define K3_MOST_IO_QUEUES 64u
-#define K3_NO_INDEX 0xffffffffu
-#define K3_NO_SLOT 0xffu
 #define K3_SEGMENT_HEADER 4096u /* before the ranks' segments in the shared file: abort word, progress */
-#define K3_LINE 64u             /* one counter a cache line */
 
 /* What a section holds; per-phase kinds come once for each phase. */
 enum K3SectionKind {
@@ -66,20 +63,6 @@ typedef struct K3PhaseRow {
     uint32_t output_handle, logits_handle, logits_cols, reserved;
 } K3PhaseRow;
 
-/* What the interpreter itself must know of an op: where its result is, for digests and expert admission. */
-enum K3DigestMode { K3_DIGEST_NONE = 0, K3_DIGEST_ROWS = 1, K3_DIGEST_CACHE = 2, K3_DIGEST_GROUP = 3 };
-enum K3UnitKind { K3_UNIT_COLUMNS = 0, K3_UNIT_TOKEN = 1, K3_UNIT_STEP = 2, K3_UNIT_MEMBER = 3 };
-typedef struct K3OpRow {
-    uint8_t output_slot, digest_mode, unit_kind;
-    uint8_t route_slot; /* slot of the route it reads, K3_NO_SLOT, or where it makes one: see K3_ROUTE_IN_SCRATCH */
-    uint8_t n_outputs;  /* results of a group have neighbouring handles from output_slot's on */
-    uint8_t reserved[3];
-} K3OpRow;
-
-/* The op chooses experts itself and leaves the route at the start of its scratch; the low bits are the parameter that
- * says how many a token. */
-#define K3_ROUTE_IN_SCRATCH 0x80u
-
 /* Under a memory budget weights are not mapped (but for the embedding, of which a token needs one row): PINNED ones are
  * read at the start, those of the RING come and go, SLOTS are the experts' cache. */
 enum K3Place { K3_PLACE_FILE = 1, K3_PLACE_EXPERTS, K3_PLACE_ARENA, K3_PLACE_PEER, K3_PLACE_PRIVATE, K3_PLACE_PINNED, K3_PLACE_RING, K3_PLACE_SLOTS };
@@ -106,7 +89,6 @@ typedef struct K3FileRow {
 K3_STATIC_ASSERT(sizeof(K3SectionRow) == 32, "written by image.py");
 K3_STATIC_ASSERT(sizeof(K3ImageHeader) == 208, "written by image.py");
 K3_STATIC_ASSERT(sizeof(K3PhaseRow) == 32, "written by image.py");
-K3_STATIC_ASSERT(sizeof(K3OpRow) == 8, "written by image.py");
 K3_STATIC_ASSERT(sizeof(K3TensorRow) == 72, "written by image.py");
 K3_STATIC_ASSERT(sizeof(K3ExpertRow) == 24, "written by image.py");
 K3_STATIC_ASSERT(sizeof(K3FileRow) == 16, "written by image.py");
@@ -137,14 +119,7 @@ typedef struct K3Image {
     uint64_t text_bytes;
 } K3Image;
 
-/* Order-free sum over 8-byte words of k3_mix(word ^ k3_mix(index)); also the digest's mixing. */
-static inline uint64_t k3_mix(uint64_t x) {
-    x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9u;
-    x = (x ^ (x >> 27)) * 0x94d049bb133111ebu;
-    return x ^ (x >> 31);
-}
-
-/* Map and check an image. Returns 0, or -1 with one line in `why`. */
+/* Map and check an image (its checksum: an order-free sum over 8-byte words of k3_mix(word ^ k3_mix(index))). Returns 0, or -1 with one line in `why`. */
 int k3_image_open(K3Image *image, const char *path, char *why, size_t why_bytes);
 
 #endif

@@ -14,10 +14,6 @@
 #define K3_FAULT_IO 33u     /* a weight could not be read: residency.h's io_fault has the range */
 #define K3_FAULT_ABSENT 34u /* an expert was to be used that is not in memory */
 
-typedef struct K3FaultReport {
-    uint32_t code, phase, inst, opcode, workgroup, worker, counter, got, expected, detail;
-} K3FaultReport;
-
 typedef struct __attribute__((aligned(K3_LINE))) K3Counter {
     uint32_t value;
 } K3Counter;

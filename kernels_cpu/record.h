@@ -30,7 +30,6 @@ typedef struct K3Record {
     uint32_t is_direct;        /* READY: reads go around the page cache */
 } K3Record;
 
-K3_STATIC_ASSERT(sizeof(K3FaultReport) == 40, "read by records.py");
 K3_STATIC_ASSERT(sizeof(K3Record) == 192, "read by records.py");
 
 #endif

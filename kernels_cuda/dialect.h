@@ -68,4 +68,70 @@ K3_FN void k3_stream4(const void *p, uint32_t w[4]) {
 }
 K3_FN uint32_t k3_stream1(const void *p) { return __ldcs((const unsigned int *)p); }
 
+/* ---- for kernels_common/simt_interp.h ------------------------------------------------------------- */
+
+#define K3_BLOCK ((uint32_t)blockIdx.x)
+#define K3_DEVICE_SCOPE 0u
+#define K3_SYSTEM_SCOPE 1u /* other ranks' devices and the host */
+
+/* A barrier orders the block's stores before the release that one lane issues behind it: releases are cumulative. */
+#define K3_RETIRE(b) K3_SYNC(b)
+
+/* Polls acquire; the barrier behind them hands on what they saw. */
+K3_FN uint32_t k3_poll(const uint32_t *p, uint32_t scope) {
+    uint32_t v;
+    if (scope == K3_SYSTEM_SCOPE) asm volatile("ld.acquire.sys.global.u32 %0, [%1];" : "=r"(v) : "l"(p) : "memory");
+    else asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(v) : "l"(p) : "memory");
+    return v;
+}
+K3_FN void k3_acquire(uint32_t scope) { (void)scope; }
+K3_FN void k3_pause(void) {}
+
+/* A look orders nothing. */
+K3_FN uint32_t k3_look(const uint32_t *p, uint32_t scope) {
+    uint32_t v;
+    if (scope == K3_SYSTEM_SCOPE) asm volatile("ld.relaxed.sys.global.u32 %0, [%1];" : "=r"(v) : "l"(p) : "memory");
+    else asm volatile("ld.relaxed.gpu.global.u32 %0, [%1];" : "=r"(v) : "l"(p) : "memory");
+    return v;
+}
+
+K3_FN void k3_add_release(uint32_t *p, uint32_t n, uint32_t scope) {
+    if (scope == K3_SYSTEM_SCOPE) asm volatile("red.release.sys.global.add.u32 [%0], %1;" : : "l"(p), "r"(n) : "memory");
+    else asm volatile("red.release.gpu.global.add.u32 [%0], %1;" : : "l"(p), "r"(n) : "memory");
+}
+
+/* The cursor's value before; a cursor orders nothing. */
+K3_FN uint32_t k3_take(uint32_t *cursor) {
+    uint32_t v;
+    asm volatile("atom.relaxed.gpu.global.add.u32 %0, [%1], 1;" : "=r"(v) : "l"(cursor) : "memory");
+    return v;
+}
+
+/* Both directions: who counts last sees what all others did. */
+K3_FN uint32_t k3_count_out(uint32_t *p) {
+    uint32_t v;
+    asm volatile("atom.acq_rel.gpu.global.add.u32 %0, [%1], 1;" : "=r"(v) : "l"(p) : "memory");
+    return v;
+}
+
+/* Whether *p was 0 and now is v. */
+K3_FN int k3_swap_zero(uint32_t *p, uint32_t v, uint32_t scope) {
+    uint32_t was;
+    if (scope == K3_SYSTEM_SCOPE)
+        asm volatile("atom.acq_rel.sys.global.cas.b32 %0, [%1], 0, %2;" : "=r"(was) : "l"(p), "r"(v) : "memory");
+    else
+        asm volatile("atom.acq_rel.gpu.global.cas.b32 %0, [%1], 0, %2;" : "=r"(was) : "l"(p), "r"(v) : "memory");
+    return was == 0u;
+}
+
+K3_FN void k3_add64(uint64_t *p, uint64_t v) { atomicAdd((unsigned long long *)p, (unsigned long long)v); }
+K3_FN void k3_block_add(uint64_t *shared, uint64_t v) { k3_add64(shared, v); }
+
+/* Nanoseconds; the launch's deadline is in the same unit. */
+K3_FN uint64_t k3_clock(void) {
+    uint64_t ns;
+    asm volatile("mov.u64 %0, %globaltimer;" : "=l"(ns));
+    return ns;
+}
+
 #endif

@@ -35,7 +35,15 @@ typedef __INT64_TYPE__ int64_t;
 #define K3_STATIC_ASSERT(condition, text) static_assert(condition, text)
 
 #define K3_BLOCK_LANES 512u
-#define K3_LANE ((uint32_t)__builtin_amdgcn_workitem_id_x())
+#define K3_LANE (k3_lane())
+
+/* Not known to be the same at every call: inside the interpreter's loop whatever any op derives from it would be
+ * computed once, before the loop, and kept in registers of which there are not as many. */
+K3_FN uint32_t k3_lane(void) {
+    uint32_t lane = __builtin_amdgcn_workitem_id_x();
+    asm volatile("" : "+v"(lane));
+    return lane;
+}
 
 /* The lanes of the block share the iterations of [lo, hi); see kernels_cpu/dialect.h for what a body may do. */
 #define K3_FOR(i, lo, hi) for (uint32_t i = (lo) + K3_LANE; i < (hi); i += K3_BLOCK_LANES)
@@ -84,5 +92,84 @@ K3_FN void k3_stream4(const void *p, uint32_t w[4]) {
     w[0] = v.x, w[1] = v.y, w[2] = v.z, w[3] = v.w;
 }
 K3_FN uint32_t k3_stream1(const void *p) { return __builtin_nontemporal_load((const uint32_t *)p); }
+
+/* ---- for kernels_common/simt_interp.h ------------------------------------------------------------- */
+
+#define K3_BLOCK ((uint32_t)__builtin_amdgcn_workgroup_id_x())
+#define K3_DOMAINS 1 /* several L2 caches: windows and the two-level rendezvous are compiled in */
+#define K3_DEVICE_SCOPE 0u
+#define K3_SYSTEM_SCOPE 1u /* other ranks' devices and the host */
+
+/* A barrier behind which every wave's stores have reached the L2. The fence alone lets them be under way: inside a
+ * workgroup nobody could tell, but the counter that one lane then adds to may lie in another channel and overtake
+ * them. 0x0f70: vmcnt(0), the other counts at their most. */
+K3_FN void k3_block_retire(void) {
+    __builtin_amdgcn_fence(__ATOMIC_RELEASE, "workgroup");
+    __builtin_amdgcn_s_waitcnt(0x0f70);
+    __builtin_amdgcn_s_barrier();
+    __builtin_amdgcn_fence(__ATOMIC_ACQUIRE, "workgroup");
+}
+#define K3_RETIRE(b) ((void)(b), k3_block_retire())
+
+/* A look orders nothing. Polls are looks: an acquire inside the loop would invalidate caches at every turn. */
+K3_FN uint32_t k3_look(const uint32_t *p, uint32_t scope) {
+    if (scope == K3_SYSTEM_SCOPE) return __hip_atomic_load(p, __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_SYSTEM);
+    return __hip_atomic_load(p, __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_AGENT);
+}
+K3_FN uint32_t k3_poll(const uint32_t *p, uint32_t scope) { return k3_look(p, scope); }
+K3_FN void k3_acquire(uint32_t scope) {
+    if (scope == K3_SYSTEM_SCOPE) __builtin_amdgcn_fence(__ATOMIC_ACQUIRE, "");
+    else __builtin_amdgcn_fence(__ATOMIC_ACQUIRE, "agent");
+}
+K3_FN void k3_pause(void) { __builtin_amdgcn_s_sleep(8); }
+
+/* Writes the L2 back, then adds. */
+K3_FN void k3_add_release(uint32_t *p, uint32_t n, uint32_t scope) {
+    if (scope == K3_SYSTEM_SCOPE) __hip_atomic_fetch_add(p, n, __ATOMIC_RELEASE, __HIP_MEMORY_SCOPE_SYSTEM);
+    else __hip_atomic_fetch_add(p, n, __ATOMIC_RELEASE, __HIP_MEMORY_SCOPE_AGENT);
+}
+
+/* The cursor's value before; a cursor orders nothing. */
+K3_FN uint32_t k3_take(uint32_t *cursor) {
+    return __hip_atomic_fetch_add(cursor, 1u, __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_AGENT);
+}
+
+/* Both directions: who counts last sees what all others did. */
+K3_FN uint32_t k3_count_out(uint32_t *p) {
+    return __hip_atomic_fetch_add(p, 1u, __ATOMIC_ACQ_REL, __HIP_MEMORY_SCOPE_AGENT);
+}
+
+/* Whether *p was 0 and now is v. */
+K3_FN int k3_swap_zero(uint32_t *p, uint32_t v, uint32_t scope) {
+    uint32_t none = 0u;
+    if (scope == K3_SYSTEM_SCOPE)
+        return __hip_atomic_compare_exchange_strong(p, &none, v, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE, __HIP_MEMORY_SCOPE_SYSTEM);
+    return __hip_atomic_compare_exchange_strong(p, &none, v, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE, __HIP_MEMORY_SCOPE_AGENT);
+}
+
+K3_FN void k3_add64(uint64_t *p, uint64_t v) {
+    (void)__hip_atomic_fetch_add(p, v, __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_AGENT);
+}
+K3_FN void k3_block_add(uint64_t *shared, uint64_t v) {
+    (void)__hip_atomic_fetch_add(shared, v, __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_WORKGROUP);
+}
+
+/* Ticks of 10 ns; the launch's deadline is in the same unit. */
+K3_FN uint64_t k3_clock(void) { return __builtin_amdgcn_s_memrealtime(); }
+
+/* The XCD: four bits of the hardware register 20. */
+K3_FN uint32_t k3_domain(void) { return (uint32_t)__builtin_amdgcn_s_getreg(20 | (3 << 11)); }
+
+/* Words that only one domain uses. K3_RETIRE comes before a count, so whoever counts last releases what all have in
+ * the L2 they share; relaxed, because an order at device scope is the cost that the rendezvous saves. */
+K3_FN uint32_t k3_domain_count(uint32_t *p) {
+    return __hip_atomic_fetch_add(p, 1u, __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_AGENT);
+}
+K3_FN void k3_domain_open(uint32_t *p) { __hip_atomic_store(p, 1u, __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_AGENT); }
+K3_FN int k3_domain_is_open(const uint32_t *p) { return k3_look(p, K3_DEVICE_SCOPE) != 0u; }
+
+/* The elected block has invalidated the L2; this drops what the own compute unit keeps. No scope of the language means
+ * "those who share an L2", so the instruction is spelled. Not yet run on a device. */
+K3_FN void k3_domain_acquire(void) { asm volatile("buffer_inv sc0" ::: "memory"); }
 
 #endif

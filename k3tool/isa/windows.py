@@ -6,8 +6,8 @@ is always at or behind every cursor it concerns and windows cannot lock where qu
 
 Two-level rendezvous: entries of one instruction in one domain count up a counter of (instruction,
 domain); the worker that brings it to `arrivals` does the cache maintenance for all of them and adds
-that number to the instruction's counter. Thresholds are those of the flat stream. No interpreter of
-this build reads windows; the simulator does.
+that number to the instruction's counter. Thresholds are those of the flat stream. The simulator and
+the GPU interpreters (kernels_common/simt_interp.h) read them.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
-"""Compile every op body for the GPU targets and say what came out.
+"""Compile the GPU interpreters and say what came out.
 
 No GPU is needed. A target whose compiler is absent is NOT RUN, never a pass. Fails on a missing
-body (naming the op), a warning, a spill, and on text that the arithmetic contract forbids.
+body (naming the op), a warning, a spill, an object that does not say what it is, and on text that
+the arithmetic contract forbids.
 """
 
 from __future__ import annotations
@@ -9,20 +10,24 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from pathlib import Path
 
 from k3tool.errors import K3Error, TargetError, UnsoundError
+from k3tool.isa.stream import load_isa
+from k3tool.isa.table import ALL_PHASES
 from k3tool.runtime import gpu_source
 from k3tool.runtime.gpu_compilers import TARGETS, Compiled, find_compiler, needs
+from k3tool.runtime.gpu_object import check_build, read_identity
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """One target and phase: PASS, FAIL or NOT RUN, and the exit code of the failure, else 0."""
+    """A target's phases of equal ops: PASS, FAIL or NOT RUN, and the failure's exit code."""
 
     target: str
-    phase: str
+    phases: tuple[str, ...]
     status: str
     exit_code: int
     detail: tuple[str, ...]
@@ -31,30 +36,38 @@ class Outcome:
     compiled: Compiled | None
 
 
-def compile_target(target: str) -> list[Outcome]:
-    """Compile all op bodies of `target`, a phase with its own set of ops at a time.
+def all_ops(target: str) -> dict[str, tuple[str, ...]]:
+    """Return phase -> every op of the table that the target serves: what any program may use."""
+    return {phase: gpu_source.op_names(target.partition(":")[0], phase) for phase in ALL_PHASES}
+
+
+def compile_target(target: str, ops: Mapping[str, tuple[str, ...]] | None = None) -> list[Outcome]:
+    """Compile the interpreters of `target`, one for each set of ops; `ops` by phase, default all.
 
     Raises TargetError for a target that nobody knows.
     """
     compiler = find_compiler(target)
-    kind = target.partition(":")[0]
     outcomes = []
     detail: tuple[str, ...]
-    for phase, ops in gpu_source.phases(kind).items():
+    for phases, names in gpu_source.builds(ops or all_ops(target)).items():
         if compiler is None:
             detail, code = (f"needs {needs(target)}",), TargetError.exit_code
-            outcomes.append(Outcome(target, phase, "NOT RUN", code, detail, ops, "", None))
+            outcomes.append(Outcome(target, phases, "NOT RUN", code, detail, names, "", None))
             continue
-        source = gpu_source.op_bodies(kind, phase)
+        source = gpu_source.interpreter(target, phases, names)
         try:
             compiled = compiler(source, target)
+            check_build(read_identity(compiled.object_bytes, target), target, phases, names)
         except K3Error as error:
             detail, code = (error.text(),), K3Error.exit_code
-            outcomes.append(Outcome(target, phase, "FAIL", code, detail, ops, source.digest, None))
+            made = Outcome(target, phases, "FAIL", code, detail, names, source.digest, None)
+            outcomes.append(made)
             continue
         detail = judge(compiled)
         status, code = ("FAIL", UnsoundError.exit_code) if detail else ("PASS", 0)
-        outcomes.append(Outcome(target, phase, status, code, detail, ops, source.digest, compiled))
+        outcomes.append(
+            Outcome(target, phases, status, code, detail, names, source.digest, compiled)
+        )
     return outcomes
 
 
@@ -78,9 +91,9 @@ def exit_code(outcomes: Sequence[Outcome], allow_missing: bool) -> int:
 
 
 def _as_json(outcome: Outcome) -> str:
-    fields = ("target", "phase", "status", "source_digest")
+    fields = ("target", "status", "source_digest")
     row: dict[str, object] = {name: getattr(outcome, name) for name in fields}
-    row |= {"detail": list(outcome.detail), "ops": list(outcome.ops)}
+    row |= {name: list(getattr(outcome, name)) for name in ("phases", "detail", "ops")}
     if outcome.compiled is not None:
         row["compiler"] = outcome.compiled.compiler
         row["kernels"] = [asdict(kernel) for kernel in outcome.compiled.kernels]
@@ -88,7 +101,7 @@ def _as_json(outcome: Outcome) -> str:
 
 
 def _as_text(outcome: Outcome) -> str:
-    phases = gpu_source.phases_label(outcome.target.partition(":")[0], outcome.phase)
+    phases = "=".join(outcome.phases)
     if outcome.status == "NOT RUN":
         return f"NOT RUN: {outcome.target} {phases} ({'; '.join(outcome.detail)})"
     compiler = f", {outcome.compiled.compiler}" if outcome.compiled else ""
@@ -109,6 +122,7 @@ def main(arguments: Sequence[str]) -> int:
     """Run the command line and return its exit code."""
     parser = argparse.ArgumentParser(prog="compile_gpu", description=__doc__)
     parser.add_argument("--target", action="append", choices=TARGETS, help="default: all")
+    parser.add_argument("--isa", type=Path, help="only the opcodes of this program; default: all")
     parser.add_argument("--json", action="store_true", help="one JSON object a line")
     parser.add_argument(
         "--allow-missing",
@@ -116,9 +130,14 @@ def main(arguments: Sequence[str]) -> int:
         help="an absent compiler is no failure, as long as another target was compiled",
     )
     options = parser.parse_args(arguments)
+    try:
+        ops = gpu_source.program_ops(load_isa(options.isa)) if options.isa else None
+    except K3Error as error:
+        print(error.text("compile_gpu"), file=sys.stderr)
+        return error.exit_code
     outcomes: list[Outcome] = []
     for target in options.target or TARGETS:
-        for outcome in compile_target(target):
+        for outcome in compile_target(target, ops):
             outcomes.append(outcome)
             print(_as_json(outcome) if options.json else _as_text(outcome), flush=True)
     return exit_code(outcomes, options.allow_missing)

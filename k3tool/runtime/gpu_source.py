@@ -9,12 +9,17 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from k3tool.errors import TargetError
-from k3tool.isa.table import ALL_PHASES, SPECS
+from k3tool.isa.table import ALL_PHASES, SPECS, Op
+from k3tool.targets import get_build
+
+if TYPE_CHECKING:
+    from k3tool.isa.stream import Isa
 
 ROOT = Path(__file__).resolve().parents[2]
 COMMON = ROOT / "kernels_common"
@@ -37,15 +42,15 @@ class Source:
         return hashlib.sha256(self.text.encode()).hexdigest()
 
 
-def op_includes(target: str) -> str:
-    """Return the text of ``k3_ops.h`` for ``cuda`` or ``hip``: one include per op that it serves.
+def op_includes(names: Sequence[str]) -> str:
+    """Return the text of ``k3_ops.h``: one include for each op of `names`.
 
     An op whose file is absent is left out here and then is an undeclared name in the dispatch,
     which the compiler reports with the op's name.
     """
-    names = [spec.name.lower() for _, spec in sorted(SPECS.items()) if target in spec.targets]
-    present = [name for name in names if (COMMON / "ops" / f"{name}.h").exists()]
-    return "".join(f'#include "ops/{name}.h"\n' for name in present)
+    files = [f"{name.lower()}.h" for name in names]
+    present = [file for file in files if (COMMON / "ops" / file).exists()]
+    return "".join(f'#include "ops/{file}"\n' for file in present)
 
 
 @dataclass(slots=True)
@@ -91,13 +96,14 @@ def _shown(path: Path) -> str:
     return str(path.relative_to(ROOT)) if path.is_relative_to(ROOT) else path.name
 
 
-def expand(text: str, name: str, target: str) -> Source:
+def expand(text: str, name: str, target: str, ops: Sequence[str] = ()) -> Source:
     """Return `text` with every include replaced by the file it names.
 
-    `target` is ``cuda`` or ``hip``: its dialect and its ops. Raises TargetError for an include that
-    names no file, or a system header that the dialect does not supply.
+    `target` is ``cuda`` or ``hip``, whose dialect is taken; `ops` are those of ``k3_ops.h``.
+    Raises TargetError for an include that names no file, or a system header that the dialect does
+    not supply.
     """
-    expansion = _Expansion((ROOT / f"kernels_{target}", COMMON), op_includes(target))
+    expansion = _Expansion((ROOT / f"kernels_{target}", COMMON), op_includes(ops))
     expansion.add(text, name, ROOT / f"kernels_{target}")
     return Source(name, "\n".join(expansion.lines) + "\n")
 
@@ -108,24 +114,31 @@ def op_names(target: str, phase: str) -> tuple[str, ...]:
     return tuple(s.name for _, s in rows if target in s.targets and phase in s.phases)
 
 
-def phases(target: str) -> dict[str, tuple[str, ...]]:
-    """Return phase -> ops, each set of ops once: equal phases compile to equal code."""
-    distinct: dict[str, tuple[str, ...]] = {}
-    for phase in ALL_PHASES:
-        names = op_names(target, phase)
-        if names not in distinct.values():
-            distinct[phase] = names
-    return distinct
+def program_ops(isa: Isa) -> dict[str, tuple[str, ...]]:
+    """Return phase -> the ops that a program's streams use, by number."""
+    return {
+        phase: tuple(SPECS[Op(op)].name for op in sorted(opcodes))
+        for phase, opcodes in isa.opcodes().items()
+    }
 
 
-def phases_label(target: str, phase: str) -> str:
-    """Return the phases that share a compiled set of ops: `decode=prefill`."""
-    names = op_names(target, phase)
-    return "=".join(each for each in ALL_PHASES if op_names(target, each) == names)
+def builds(ops: Mapping[str, tuple[str, ...]]) -> dict[tuple[str, ...], tuple[str, ...]]:
+    """Return phases -> ops: phases of the same ops share an interpreter."""
+    groups: dict[tuple[str, ...], tuple[str, ...]] = {}
+    for names in dict.fromkeys(ops.values()):
+        groups[tuple(phase for phase, each in ops.items() if each == names)] = names
+    return groups
 
 
-def op_bodies(target: str, phase: str) -> Source:
-    """Return the expanded source with every op body of `target` in `phase`."""
-    path = ROOT / f"kernels_{target}" / {"cuda": "ops_body.cu", "hip": "ops_body.hip"}[target]
-    define = f"#define K3_PHASE_{phase.upper()}\n"
-    return expand(define + path.read_text(), _shown(path), target)
+def interpreter(target: str, phases: Sequence[str], ops: Sequence[str]) -> Source:
+    """Return the expanded interpreter of `target` for phases that share a build.
+
+    Only the bodies of `ops` are in it; any other opcode is a fault there. Raises TargetError where
+    a phase has no build, or not the same.
+    """
+    (build,) = {get_build(target, phase) for phase in phases}
+    path = ROOT / build.source
+    served = sum(1 << ALL_PHASES.index(phase) for phase in phases)
+    rows = " ".join(f"X({name}, {name.lower()})" for name in ops)
+    head = f"#define K3_PHASES {served}u\n#define K3_INTERP_OPS(X) {rows}\n"
+    return expand(head + path.read_text(), _shown(path), target.partition(":")[0], ops)

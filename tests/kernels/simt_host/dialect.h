@@ -8,6 +8,7 @@
 
 #include <stddef.h>
 #include <stdint.h>
+#include <time.h>
 
 #include "lanes.h"
 
@@ -63,5 +64,41 @@ K3_FN uint32_t k3_stream1(const void *p) {
     __builtin_memcpy(&w, p, 4);
     return w;
 }
+
+/* ---- for kernels_common/simt_interp.h: each atomic with the weakest order that the vendor's dialect asks for ---- */
+
+#define K3_BLOCK (k3_host_now->index)
+#define K3_DOMAINS 1 /* both vendors' texts with several domains, so that the rendezvous is met in either order of lanes */
+#define K3_DEVICE_SCOPE 0u
+#define K3_SYSTEM_SCOPE 1u
+#define K3_IS_HIP (K3_HOST_LANES == 512)
+
+K3_FN uint32_t k3_look(const uint32_t *p, uint32_t) { return __atomic_load_n(p, __ATOMIC_RELAXED); }
+K3_FN uint32_t k3_poll(const uint32_t *p, uint32_t) { return __atomic_load_n(p, K3_IS_HIP ? __ATOMIC_RELAXED : __ATOMIC_ACQUIRE); }
+K3_FN void k3_acquire(uint32_t) {
+    if (K3_IS_HIP) __atomic_thread_fence(__ATOMIC_ACQUIRE);
+}
+K3_FN void k3_pause(void) { k3_host_pause(); }
+K3_FN void k3_add_release(uint32_t *p, uint32_t n, uint32_t) { __atomic_fetch_add(p, n, __ATOMIC_RELEASE); }
+K3_FN uint32_t k3_take(uint32_t *cursor) { return __atomic_fetch_add(cursor, 1u, __ATOMIC_RELAXED); }
+K3_FN uint32_t k3_count_out(uint32_t *p) { return __atomic_fetch_add(p, 1u, __ATOMIC_ACQ_REL); }
+K3_FN int k3_swap_zero(uint32_t *p, uint32_t v, uint32_t) {
+    uint32_t none = 0;
+    return __atomic_compare_exchange_n(p, &none, v, 0, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE);
+}
+K3_FN void k3_add64(uint64_t *p, uint64_t v) { __atomic_fetch_add(p, v, __ATOMIC_RELAXED); }
+K3_FN void k3_block_add(uint64_t *shared, uint64_t v) { *shared += v; } /* one thread a block */
+K3_FN uint64_t k3_clock(void) {
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
+}
+K3_FN uint32_t k3_domain(void) { return k3_host_now->domain; }
+/* Blocks of a domain share an L2: the order that its own traffic has. */
+#define K3_RETIRE(b) K3_SYNC(b)
+K3_FN uint32_t k3_domain_count(uint32_t *p) { return __atomic_fetch_add(p, 1u, __ATOMIC_ACQ_REL); }
+K3_FN void k3_domain_open(uint32_t *p) { __atomic_store_n(p, 1u, __ATOMIC_RELEASE); }
+K3_FN int k3_domain_is_open(const uint32_t *p) { return __atomic_load_n(p, __ATOMIC_ACQUIRE) != 0u; }
+K3_FN void k3_domain_acquire(void) {}
 
 #endif

@@ -1,0 +1,82 @@
+"""Builds a GPU interpreter for the host: kernels_common/simt_interp.h on emulated blocks.
+
+The result takes the place of `k3-cpu`: the same images, segments, records and driver.
+"""
+
+from __future__ import annotations
+
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+
+from k3tool.isa.table import SPECS
+from tests.kernels.conftest import ROOT
+from tests.kernels.test_simt_leaves import FLAGS, FOLDER, FORWARD, VENDOR_LANES
+
+UNITS = ("main", "image", "memory", "io", "residency", "trace")
+CXX = [
+    *(flag for flag in FLAGS if flag not in {"-shared", "-fPIC"}),
+    "-Wno-missing-field-initializers", "-fno-exceptions", "-fno-rtti", "-fno-threadsafe-statics",
+]  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Emulated:
+    """One emulated device: whose lanes, how many L2 domains, in how many launches a step is cut.
+
+    `edits` replace text of the interpreter, each exactly once: negative controls.
+    """
+
+    vendor: str = "cuda"
+    domains: int = 1
+    segments: int = 1
+    order: int = FORWARD
+    without: str = ""
+    defines: tuple[str, ...] = ()
+    edits: tuple[tuple[str, str], ...] = ()
+
+    def build(self, folder: Path) -> Path:
+        """Compile and link into `folder`; return the executable."""
+        self._edited(folder)
+        specs = [spec for _, spec in sorted(SPECS.items()) if self.vendor in spec.targets]
+        names = [spec.name for spec in specs if spec.name != self.without]
+        (folder / "k3_ops.h").write_text(
+            "".join(f'#include "ops/{name.lower()}.h"\n' for name in names)
+        )
+        rows = " ".join(f"X({name}, {name.lower()})" for name in names)
+        defines = {
+            "K3_HOST_LANES": VENDOR_LANES[self.vendor], "K3_HOST_ORDER": self.order,
+            "K3_HOST_DOMAINS": self.domains, "K3_HOST_SEGMENTS": self.segments,
+            "K3_PHASES": "3u", "K3_INTERP_OPS(X)": rows,
+        }  # fmt: skip
+        folders = (folder, FOLDER, ROOT / "kernels_common")
+        _run([
+            "g++", *CXX, *(f"-D{name}={value}" for name, value in defines.items()),
+            *(f"-D{name}" for name in self.defines), *(f"-I{path}" for path in folders), "-c",
+            str(FOLDER / "interp_host.cpp"), "-o", str(folder / "host.o"),
+        ])  # fmt: skip
+        objects = [str(folder / "host.o")]
+        for unit in UNITS:
+            objects.append(str(folder / f"{unit}.o"))
+            _run([
+                "gcc", "-std=gnu11", "-O1", "-pthread", '-DK3_SOURCE_HASH="emulated"',
+                f"-I{ROOT / 'kernels_cpu'}", f"-I{ROOT / 'kernels_common'}", "-c",
+                str(ROOT / "kernels_cpu" / f"{unit}.c"), "-o", objects[-1],
+            ])  # fmt: skip
+        made = folder / "emulated"
+        _run(["gcc", "-pthread", *objects, "-lm", "-o", str(made)])
+        return made
+
+    def _edited(self, folder: Path) -> None:
+        if not self.edits:
+            return
+        text = (ROOT / "kernels_common" / "simt_interp.h").read_text()
+        for old, new in self.edits:
+            assert text.count(old) == 1, old
+            text = text.replace(old, new)
+        (folder / "simt_interp.h").write_text(text)
+
+
+def _run(command: list[str]) -> None:
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
