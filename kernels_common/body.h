@@ -14,7 +14,8 @@
 #include "k3_math.h"
 #include "leaves.h"
 
-#define K3_TILE_ROWS 64u /* rows that a body keeps in scratch between two leaves */
+#define K3_TILE_ROWS 64u  /* rows that a body keeps in scratch between two leaves */
+#define K3_PART_EXTRA 16u /* words behind a part of a softmax: its maximum, its sum, zeros to a cache line's end */
 
 K3_FN const float *k3_in(const K3Ctx *c, const K3Inst *inst, uint32_t slot) {
     return (const float *)k3_tensor(c, inst, slot);

@@ -19,9 +19,9 @@ Class Arith := {
   ftiny : F (* the router's 1e-20 *)
 }.
 
-(* What a run decides: tokens in the step, from which of them on a head-only linear computes, and the
-   number of ranks that a row-parallel sum is spread over. *)
-Class Step := { n_tokens : nat; head_from : nat; ranks : nat }.
+(* What a run decides: tokens in the step, from which of them on a head-only linear computes, the number
+   of ranks that a row-parallel sum is spread over, and the positions of a page of latent cache. *)
+Class Step := { n_tokens : nat; head_from : nat; ranks : nat; page_tokens : nat }.
 
 Notation Vec := (list F).
 Notation Mat := (list (list F)). (* rows; an activation is one row a token *)

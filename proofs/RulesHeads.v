@@ -363,11 +363,30 @@ Section Latent.
     destruct H'; simpl; constructor; auto. now apply query_length.
   Qed.
 
-  Lemma attend_length : forall rd latent scale rows q, length (attend rd latent scale rows q) = latent.
+  Lemma part_long : forall latent scale rows q, latent <= length (page_part latent scale rows q).
   Proof.
-    intros. unfold attend. rewrite map_length. apply mix_length.
+    intros. unfold page_part. rewrite app_length, mix_length; [lia|].
     apply Forall_forall. intros r H. apply in_map_iff in H. destruct H as [c [<- _]].
     rewrite firstn_length. lia.
+  Qed.
+
+  Lemma merge_long : forall latent x y, latent <= length x -> latent <= length y ->
+    latent <= length (merge_parts latent x y).
+  Proof. intros. unfold merge_parts. rewrite app_length, zipw_length, !firstn_length. lia. Qed.
+
+  Lemma merged_length : forall rd latent parts, Forall (fun p => latent <= length p) parts ->
+    length (merged rd latent parts) = latent.
+  Proof.
+    intros rd latent parts H. unfold merged. rewrite map_length, firstn_length. apply Nat.min_l.
+    destruct H as [|x l Hx Hl]; [rewrite repeat_length; lia|].
+    revert x Hx. induction Hl as [|y l Hy Hl IH]; intros x Hx; simpl; auto.
+    apply IH. now apply merge_long.
+  Qed.
+
+  Lemma attend_length : forall rd latent scale rows q, length (attend rd latent scale rows q) = latent.
+  Proof.
+    intros. unfold attend. apply merged_length. apply Forall_forall. intros p H.
+    apply in_map_iff in H. destruct H as [page [<- _]]. apply part_long.
   Qed.
 
   Lemma latent_heads : forall rd nope latent scale rows Q W G,

@@ -259,11 +259,30 @@ Section Semantics.
       (chunks (nope + rope) row) (chunks (nope + v) kv_b))) q.
   (* The cache has a row a position, this step's tokens last: a token sees up to its own. *)
   Definition seen (cache : Mat) (t : nat) : Mat := firstn (length cache - n_tokens + t + 1) cache.
+  (* What a page gives by itself, [sums of latents | maximum | sum | zeros], and how pages merge: left to
+     right, relative to the larger maximum. As bodies compute it; that it is the softmax over all of the
+     context is proved once (Splits.v). *)
+  Definition page_part (latent : nat) (scale : F) (rows : Mat) (q : Vec) : Vec :=
+    let scores := map (fun c => dot q c * scale) rows in
+    mix latent (weights scores) (map (firstn latent) rows)
+      ++ vmax scores :: total (weights scores) :: repeat f0 14.
+  Definition merge_parts (latent : nat) (x y : Vec) : Vec :=
+    let m := fmax (nth latent x f0) (nth latent y f0) in
+    let a := fexp (nth latent x f0 - m) in let b := fexp (nth latent y f0 - m) in
+    zipw (fun u v => a * u + b * v) (firstn latent x) (firstn latent y)
+      ++ [m; a * nth (S latent) x f0 + b * nth (S latent) y f0].
+  Definition merged (rd latent : nat) (parts : list Vec) : Vec :=
+    let whole := match parts with [] => repeat f0 latent | x :: l => fold_left (merge_parts latent) l x end in
+    map (fun o => rnd rd (o / nth (S latent) whole f0)) (firstn latent whole).
   Definition attend (rd latent : nat) (scale : F) (rows : Mat) (q : Vec) : Vec :=
-    let e := weights (map (fun c => dot q c * scale) rows) in
-    map (fun o => rnd rd (o / total e)) (mix latent e (map (firstn latent) rows)).
-  Definition sem_MLA_ATTEND (q cache : Mat) (latent rope : nat) (scale : F) (rd : nat) : Mat :=
+    merged rd latent (map (fun page => page_part latent scale page q) (chunks page_tokens rows)).
+  (* pages is the room for them: how many there are follows from the cache *)
+  Definition sem_MLA_ATTEND (q cache : Mat) (latent rope : nat) (scale : F) (pages rd : nat) : Mat :=
     mapi (fun t row => concat (map (attend rd latent scale (seen cache t)) (chunks (latent + rope) row))) q.
+  Definition sem_MLA_PAGES (q cache : Mat) (latent rope : nat) (scale : F) (pages : nat) : Mat :=
+    mapi (fun t row => concat (map (fun page =>
+        concat (map (page_part latent scale page) (chunks (latent + rope) row)))
+      (chunks page_tokens (seen cache t)))) q.
   Definition sem_MLA_HEADS (q kv_b cache gate : Mat) (nope rope latent v : nat) (scale : F)
       (rd : nat) : Mat :=
     mapi (fun t qg => concat (zipw (fun qw gh =>
@@ -280,6 +299,20 @@ Section Semantics.
     zipw (fun row g => concat (zipw (fun cw gh =>
         zipw (fun wr s => rnd rd (rnd rd (dot wr (fst cw)) * rnd rd (sigmoid s))) (skipn nope (snd cw)) gh)
       (zipw pair (chunks latent row) (chunks (nope + v) kv_b)) (chunks v g))) ctx gate.
+
+  (* A row has a run a page, in it a run a head. *)
+  Definition sem_MLA_MERGE (parts kv_b gate : Mat) (nope v latent pages rd : nat) : Mat :=
+    zipw (fun row g =>
+      let heads := chunks (nope + v) kv_b in
+      let runs := map (chunks (latent + 16)) (chunks (length heads * (latent + 16)) row) in
+      concat (zipw (fun hw gh =>
+          let ctx := merged rd latent (map (fun run => nth (fst hw) run []) runs) in
+          zipw (fun wr s => rnd rd (rnd rd (dot wr ctx) * rnd rd (sigmoid s))) (skipn nope (snd hw)) gh)
+        (zipw pair (seq 0 (length heads)) heads) (chunks v g))) parts gate.
+  Definition sem_MLA_QUERY (x : Mat) (norm : Vec) (w kv_b : Mat) (eps : F)
+      (nope rope latent v norm_rd rd : nat) : Mat :=
+    map (fun row => concat (zipw (query rd nope latent)
+      (chunks (nope + rope) (map (normed_dot norm_rd rd eps norm row) w)) (chunks (nope + v) kv_b))) x.
 
   (* -- mixture of experts --------------------------------------------------------------------- *)
 

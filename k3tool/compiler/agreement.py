@@ -37,21 +37,22 @@ _TINY = Fraction(1, 1000)
 
 
 class Draw(NamedTuple):
-    """What one draw of every op shares: tokens, the head's first token, ranks, positions."""
+    """What one draw of every op shares: tokens, the head's first token, ranks, positions, pages."""
 
     tokens: int
     head_from: int
     ranks: int
     positions: int
+    page_tokens: int
     head_only: int
     flags: tuple[int, int]  # an op's first and second
 
 
 DRAWS = (
-    Draw(3, 1, 2, 5, 1, (1, 1)),
-    Draw(2, 1, 3, 2, 0, (1, 0)),
-    Draw(2, 0, 2, 3, 1, (0, 1)),
-    Draw(1, 0, 2, 4, 0, (0, 0)),
+    Draw(3, 1, 2, 5, 2, 1, (1, 1)),
+    Draw(2, 1, 3, 2, 2, 0, (1, 0)),
+    Draw(2, 0, 2, 3, 1, 1, (0, 1)),
+    Draw(1, 0, 2, 4, 3, 0, (0, 0)),
 )
 
 
@@ -84,7 +85,7 @@ def python_value(
     scramble = {name: _scramble(*by) for name, by in _SCRAMBLE.items()}
     numbers = algebra(
         scramble["exp"], scramble["tanh"], scramble["sqrt"], scramble["round"], _larger,
-        _choose(scramble["exp"]),        _TINY, draw.ranks, draw.head_from,
+        _choose(scramble["exp"]), _TINY, draw.ranks, draw.head_from, draw.page_tokens,
     )  # fmt: skip
     result = meaning(numbers, *made.operands, *made.attrs)
     parts = result if UPDATES.get(made.op) else (result,)
@@ -182,6 +183,7 @@ def coq_text(ops: Iterable[Op] = tuple(MEANINGS)) -> str:
     lines = [_HEAD + " ".join([*functions, tiny])]
     for number, draw in enumerate(DRAWS):
         step = f"n_tokens := {draw.tokens}; head_from := {draw.head_from}; ranks := {draw.ranks}"
+        step += f"; page_tokens := {draw.page_tokens}"
         lines.append(f"Module Draw{number}.")
         lines.append(f"#[local] Instance step : Step := {{| {step} |}}.")
         mine = [made for made in instances(ops) if made.draw == number]
@@ -297,6 +299,8 @@ class _Dice(NamedTuple):
         letters = [letter for axis in axes for letter in letters_of(axis)]
         for letter in dict.fromkeys([*letters, *attr_names(op)]):
             sizes.setdefault(letter, self.rng.choice((2, 3)))
+        if "nope" in sizes and sizes.get("rope") == sizes["nope"]:
+            sizes["rope"] = 5 - sizes["nope"]  # or one could be taken for the other
         if "head_dim" in sizes and "H" in sizes:
             sizes["C"] = sizes["H"] * sizes["head_dim"]  # channels of a convolution's taps
         if SPECS[op].placement == "partial":
@@ -321,12 +325,13 @@ class _Dice(NamedTuple):
             return self._values((self.draw.ranks, self.draw.tokens, *shape))
         if sort == "Stack":
             return self._values((sizes["n_blocks"] + _SPARE, self.draw.tokens, *shape))
-        return self._values((self.draw.tokens, *shape))
+        least = int(operand.name == "parts")  # a softmax's sum is a divisor, and never 0
+        return self._values((self.draw.tokens, *shape), least)
 
-    def _values(self, shape: Sequence[int]) -> Any:
+    def _values(self, shape: Sequence[int], least: int = 0) -> Any:
         if not shape:
-            return self._number(0)
-        return [self._values(shape[1:]) for _ in range(shape[0])]
+            return self._number(least)
+        return [self._values(shape[1:], least) for _ in range(shape[0])]
 
     def _number(self, least: int) -> Fraction:
         return Fraction(self.rng.randint(least or -5, 5), self.rng.randint(1, 3))

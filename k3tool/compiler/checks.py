@@ -14,7 +14,14 @@ from k3tool.artifact import open_artifact
 from k3tool.compiler.check_ranks import RANK_CHECKS, check_ranks
 from k3tool.compiler.check_stream import STREAM_CHECKS, check_stream
 from k3tool.compiler.hazards import check_memory, check_ordered, check_steps
-from k3tool.compiler.meaning import check_meaning, mode_of, model_of, unknown_leaves, weight_faults
+from k3tool.compiler.meaning import (
+    check_meaning,
+    mode_of,
+    model_of,
+    pages_of,
+    unknown_leaves,
+    weight_faults,
+)
 from k3tool.compiler.order import Order, Ordering, counter_name
 from k3tool.compiler.plan import PLAN_SCHEMA, Plan, load_plan
 from k3tool.compiler.record_checks import record_faults, state_faults, tensor_faults
@@ -146,7 +153,7 @@ def _meaning(
     names = (f"{letter} meaning", f"{letter} weights")
     try:
         config = model_of(params)
-        mode = "" if config is None else mode_of(params)
+        mode, pages = ("", 0) if config is None else (mode_of(params), pages_of(params))
     except K3Error as error:
         return [failed(name, f"no model: {error}") for name in names]
     if config is None:
@@ -158,7 +165,8 @@ def _meaning(
     n_weights = sum(tensor.is_weight for tensor in tensors)
     checks = [outcome(names[1], (f"{n_weights} weights are the config's", weights))]
     return checks + [
-        outcome(f"{names[0]} {c.phase_name}", check_meaning(c, config, tp, mode)) for c in contexts
+        outcome(f"{names[0]} {c.phase_name}", check_meaning(c, config, tp, mode, pages))
+        for c in contexts
     ]
 
 

@@ -74,7 +74,7 @@ def compile_plan(
     _check_options(config, options)
     rules = rules_without(options.without)
     theorems = require_theorems(rules, read_stamp() if stamp is None else stamp)
-    built = build_graph(config, tp, numerics)
+    built = build_graph(config, tp, numerics, options.pages)
     saturated = saturate(built, rules)
     tokens = {"decode": batch, "prefill": chunk}
     costs = Costs.of(get_target(target), workgroups)

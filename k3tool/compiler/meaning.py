@@ -18,7 +18,7 @@ from k3tool.compiler.record_checks import handles_of, results_of
 from k3tool.compiler.rules import RULES, Term
 from k3tool.errors import K3Error
 from k3tool.isa.columns import spec_of
-from k3tool.isa.table import Op, OpSpec
+from k3tool.isa.table import PAGE_TOKENS, Op, OpSpec
 from k3tool.model.config import K3Config
 from k3tool.model.graph import MODES, build_graph, weight_table
 from k3tool.model.nodes import Graph, Leaf
@@ -58,10 +58,23 @@ def mode_of(params: Mapping[str, Any]) -> str:
     return str(found)
 
 
-def check_meaning(c: Ordering, config: K3Config, tp: int, mode: str) -> tuple[str, list[str]]:
+def pages_of(params: Mapping[str, Any]) -> int:
+    """Return the pages of latent cache that a sequence of a plan or stream may fill.
+
+    Raises: K3Error where the recorded context is no number of positions.
+    """
+    ctx = params.get("ctx")
+    if not isinstance(ctx, int) or ctx < 1:
+        raise K3Error("the recorded ctx", got=ctx, need="positions")
+    return -(-ctx // PAGE_TOKENS)
+
+
+def check_meaning(
+    c: Ordering, config: K3Config, tp: int, mode: str, pages: int
+) -> tuple[str, list[str]]:
     """Compare one phase's records with the graph of the model, rounding points included."""
-    reader = _Reader(c.tensors, build_graph(config, tp, mode))
-    partial: dict[int, int] = {}  # node that is a part -> the row that made it
+    reader = _Reader(c.tensors, build_graph(config, tp, mode, pages))
+    partial: dict[int, list[int]] = {}  # node that is a part -> the rows that made it and its parts
     maker: dict[int, int] = {}  # value of the model -> the row that made it
     for index, row in enumerate(c.rows):
         made, fault = reader.step(row)
@@ -70,7 +83,9 @@ def check_meaning(c: Ordering, config: K3Config, tp: int, mode: str) -> tuple[st
             parts = [c.name(p) for p in reader.parts_read(row, partial)]
             made_for = f", with parts made by {' and '.join(parts)}" if parts else ""
             return "", [f"{c.name(index)}: {fault}{made_for}"]
-        partial |= dict.fromkeys(reader.parts, index)
+        if reader.parts:
+            rows = sorted({*reader.parts_read(row, partial), index})
+            partial |= dict.fromkeys(reader.parts, rows)
         for value in made:
             other = maker.setdefault(value, index)
             if other != index:  # a weight taken twice shows here, before anything reads the value
@@ -169,12 +184,12 @@ class _Reader:
             return [node]
         return [self.graph.add(Op.PART, "?", [node], index=i) for i in range(n_results)]
 
-    def parts_read(self, row: Any, partial: Mapping[int, int]) -> list[int]:
+    def parts_read(self, row: Any, partial: Mapping[int, Sequence[int]]) -> list[int]:
         """Return the rows that made what a record reads and that has no meaning of its own."""
         spec = spec_of(int(row["op"]))
         assert spec is not None, row["op"]
         read = [self.value.get(h, -1) for h in spec.handles(row["handles"].tolist())]
-        return sorted({partial[node] for node in read if node in partial})
+        return sorted({made for node in read for made in partial.get(node, ())})
 
     def missing(self) -> list[str]:
         """Return what is wrong with the whole, every packet having been followed."""

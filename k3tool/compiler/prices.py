@@ -6,7 +6,8 @@ do more than once: a prologue that each of them repeats (it reads the whole inpu
 packet of its own would read it once), and work of heads or tokens, which fewer slices share than
 there are workgroups. Both are bytes that one workgroup moves, at what it can move alone. Weights
 and activations that are divided evenly cost the same however the graph is cut, and are not priced;
-nor are states, which every form of an attention reads alike, nor arithmetic.
+nor are states that an op updates, which every form reads alike, nor arithmetic. A latent cache is
+read: by every slice of heads from end to end, by slices of pages once.
 
 Which operands a slice reads whole, and how often, is in the op table, beside the op.
 """
@@ -18,7 +19,7 @@ from typing import NamedTuple
 from k3tool.compiler.egraph import Form, Saturated
 from k3tool.compiler.handles import F32_BYTES, weight_bytes
 from k3tool.compiler.plan import n_slices
-from k3tool.isa.table import SPECS, Op
+from k3tool.isa.table import PAGE_TOKENS, READS_STATE, SPECS, Op
 from k3tool.model.nodes import Graph, Leaf, WeightLeaf
 from k3tool.model.operators import attr_names, input_operands, result_widths, solve_sizes, units_of
 from k3tool.targets import Target
@@ -38,6 +39,9 @@ _FEW_ONLY = (
     Op.SITU_GEMV_BLOCKS,
     Op.KDA_HEADS,
     Op.MLA_HEADS,
+    Op.MLA_QUERY,
+    Op.MLA_PAGES,
+    Op.MLA_MERGE,
     Op.MOE_GLU_TOPK,
     Op.MOE_DOWN_TOPK,
 )
@@ -97,7 +101,7 @@ class Prices:
         assert isinstance(form.op, Op), form
         spec, moved = SPECS[form.op], 0
         for operand, value in zip(input_operands(form.op), form.inputs, strict=True):
-            if operand.role == "state":
+            if operand.role == "state" and form.op not in READS_STATE:
                 continue
             size = self._bytes(form, operand.name, value)
             moved += spec.whole.get(operand.name, 0) * size
@@ -119,7 +123,8 @@ class Prices:
         shared = self.tokens * width * F32_BYTES + sum(
             self._bytes(form, operand.name, value)
             for operand, value in zip(input_operands(form.op), form.inputs, strict=True)
-            if operand.role not in ("state", "inout") and operand.name not in spec.whole
+            if (operand.role not in ("state", "inout") or form.op in READS_STATE)
+            and operand.name not in spec.whole
         )
         alone = shared * PS // (self._slices(form) * self.costs.unit_bytes_per_s)
         return max(0, alone - shared * PS // self.costs.bytes_per_s)
@@ -127,6 +132,9 @@ class Prices:
     def _bytes(self, form: Form, operand: str, value: int) -> int:
         """Return what a step of all tokens reads of an operand on one rank."""
         weight = self._weight(value)
+        if operand == "cache":
+            row = dict(_attrs(form))["latent"] + dict(_attrs(form))["rope"]
+            return self.tokens * self.graph.pages * PAGE_TOKENS * row * F32_BYTES
         if weight is None:
             count = dict(_attrs(form)).get("n_blocks", 1) if operand == "blocks" else 1
             return self.tokens * count * self.width(value) * F32_BYTES

@@ -282,10 +282,25 @@ RULES: tuple[Rule, ...] = (
         "mla-heads-fuse",
         "(MLA_UV_GATE (MLA_ATTEND"
         " (MLA_QLAT q kv_b :nope nope :rope rope :latent latent :v v :round round)"
-        " cache :latent latent :rope rope :scale scale :round round)"
+        " cache :latent latent :rope rope :scale scale :pages pages :round round)"
         " kv_b gate :nope nope :v v :latent latent :round round)",
         "(MLA_HEADS q kv_b cache gate"
         " :nope nope :rope rope :latent latent :v v :scale scale :round round)",
+    ),
+    # A long context is divided by pages, not by heads: every page is read once, for all heads. With
+    # the query by head in the packet before, that is one packet more a layer and not two: a packet
+    # of its own for the query's linear would have more slices, but the chain has no room for it.
+    _rule(
+        "mla-pages-split",
+        "(MLA_UV_GATE (MLA_ATTEND (MLA_QLAT"
+        " (NORM_GEMV_BF16 x norm w :eps eps :head_only 0 :norm_round norm_round :round round)"
+        " kv_b :nope nope :rope rope :latent latent :v v :round round)"
+        " cache :latent latent :rope rope :scale scale :pages pages :round round)"
+        " kv_b gate :nope nope :v v :latent latent :round round)",
+        "(MLA_MERGE (MLA_PAGES (MLA_QUERY x norm w kv_b"
+        " :eps eps :nope nope :rope rope :latent latent :v v :norm_round norm_round :round round)"
+        " cache :latent latent :rope rope :scale scale :pages pages)"
+        " kv_b gate :nope nope :v v :latent latent :pages pages :round round)",
     ),
     _rule(
         "situ-down-fuse",

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from k3tool.compiler.rules import RULES, Rule, Term
-from k3tool.isa.table import SPECS, Op, Operand
+from k3tool.isa.table import READS_STATE, SPECS, Op, Operand
 from k3tool.model.operators import SIZES, attr_names, input_operands
 
 PROOFS = Path(__file__).resolve().parents[2] / "proofs"
@@ -27,8 +27,6 @@ _SORTS = {"blocks": "Stack", "group": "Stack", "route": "Route"}
 # Shapes of states, which the table of sizes leaves out, in its letters: taps are the last three
 # inputs, `s` one matrix a head, the cache a row a position.
 _STATES = {"taps": ("3", "C"), "s": ("H", "head_dim", "head_dim"), "cache": ("latent+rope",)}
-# Ops that hold a state operand only to read it.
-_READERS = {Op.MLA_ATTEND, Op.MLA_HEADS}
 _WORD = re.compile(r"[A-Za-z_]\w*")
 _KEYWORDS = {"in", "at", "fun", "let", "end", "where", "with", "match", "if", "then", "else", "as"}
 
@@ -159,7 +157,7 @@ class _Statement:
 
     def _next(self, term: Term) -> Iterator[tuple[str, str]]:
         for operand, item in zip(input_operands(term.op), term.inputs, strict=True):
-            updated = operand.role == "state" and term.op not in _READERS
+            updated = operand.role == "state" and term.op not in READS_STATE
             if updated and SPECS[term.op].output.role == "out":
                 assert isinstance(item, str), "a state is a variable"
                 yield item, self._call("next", term, f"{term.op.name}_{operand.name}")

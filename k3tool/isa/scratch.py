@@ -9,6 +9,7 @@ from collections.abc import Mapping
 
 _SERVED = 16  # tokens that an expert serves at a time
 _HEADS = 4  # heads of latent attention that read the cache together
+_PAGE_HEADS = 16  # the same where a slice has a page of all heads
 
 
 def none(p: Mapping[str, int], t: int) -> int:
@@ -89,6 +90,21 @@ def uv(p: Mapping[str, int], t: int) -> int:
 def mla_heads(p: Mapping[str, int], t: int) -> int:
     """Return floats for a page's scores, latent sums, queries and contexts of such heads."""
     return attend(p, t) + _HEADS * (2 * p["latent"] + p["rope"]) + _even_odd(p["latent"], 1)
+
+
+def query(p: Mapping[str, int], t: int) -> int:
+    """Return floats for the normed rows, a head's query of each token, and the leaf's."""
+    return t * (p["K"] + p["nope"] + p["rope"]) + 64 + _even_odd(p["K"], t)
+
+
+def pages(p: Mapping[str, int], t: int) -> int:
+    """Return floats for a page's scores of the heads taken together."""
+    return _PAGE_HEADS * p["page_tokens"] + 64
+
+
+def merge(p: Mapping[str, int], t: int) -> int:
+    """Return floats for a head's context and the leaf's."""
+    return p["latent"] + 64 + _even_odd(p["latent"], 1)
 
 
 def router(p: Mapping[str, int], t: int) -> int:

@@ -103,6 +103,10 @@ class Op(IntEnum):
     ALL_GATHER = 82
     REDUCE_GATHER = 83
     REDUCE_GATHER_ADD = 84
+    # latent attention of a long context, divided by pages
+    MLA_QUERY = 88
+    MLA_PAGES = 89
+    MLA_MERGE = 90
 
 
 # Numbers that later steps have a name for: an interpreter traps on them, a table may not use them.
@@ -116,8 +120,9 @@ Role = Literal["in", "peer", "weight", "state", "inout", "out", "load"]
 # What slices divide. A unit of "token" is one token's whole row; of every other axis it is
 # ``unit_cols`` neighbouring columns of the output for every token of the step. Several results lie
 # side by side in that count, though each has a buffer of its own; a "member" is one of them. A
+# "page" is what a page of latent cache gives, in a row with room for all of a sequence's. A
 # "block" is LOAD_BLOCK_BYTES of a weight's pages, or one I/O worker's share of the experts.
-Unit = Literal["token", "row", "column", "channel", "head", "step", "member", "block"]
+Unit = Literal["token", "row", "column", "channel", "head", "page", "step", "member", "block"]
 # Where the result lives. "replicated": the same on every rank; "follow": as the first "in" operand;
 # "weight": rows of the weight, so sharded when the weight is split by rows; "partial": a subtree of
 # a row-parallel sum, to be reduced.
@@ -382,11 +387,14 @@ _ROWS: tuple[OpSpec, ...] = (
     _row(Op.KDA_HEADS,         "q +k +v +f +b +gate weight:conv_q +weight:conv_k +weight:conv_v +weight:f_b +weight:a_log +weight:dt_bias +weight:o_norm state:taps_q +state:taps_k +state:taps_v +state:s out:y", "l2_eps:f32:1 q_scale:f32:1 lower_bound:f32:1 eps:f32:1 rank:u32:elements round:flag:1", "head", 1, "follow", scratch.kda_heads, "kda_gated_norm(kda_core(conv_silu(q), conv_silu(k), conv_silu(v), gemv(f; f_b), b), gate)", whole="f o_norm", again="f_b"),
     _row(Op.MLA_QLAT,          "q weight:kv_b out:y",                               "nope:u32:elements rope:u32:elements latent:u32:elements v:u32:elements round:flag:1", "head", 1, "follow", scratch.qlat, "y[h] = [rule3 over nope of W_UK[h]^T q_nope | q_rope]", again="kv_b"),
     _row(Op.MLA_CACHE,         "x weight:norm state:cache",                         "latent:u32:elements rope:u32:elements eps:f32:1 round:flag:1", "token", 1, "replicated", scratch.none,     "cache[slot, position] = [rmsnorm(latent; norm, eps) | shared key]", whole="norm"),
-    _row(Op.MLA_ATTEND,        "q state:cache out:y",                               "latent:u32:elements rope:u32:elements scale:f32:1 page_tokens:u32:tokens round:flag:1", "head", 1, "follow", scratch.attend, "y[h] = softmax(q.cache * scale) over positions <= own, by pages, times latent", whole="cache"),
+    _row(Op.MLA_ATTEND,        "q state:cache out:y",                               "latent:u32:elements rope:u32:elements scale:f32:1 page_tokens:u32:tokens pages:u32:pages round:flag:1", "head", 1, "follow", scratch.attend, "y[h] = softmax(q.cache * scale) over positions <= own, by pages, times latent", whole="cache"),
     _row(Op.MLA_UV,            "ctx weight:kv_b out:y",                             "nope:u32:elements v:u32:elements latent:u32:elements round:flag:1", "row", 8, "follow",  scratch.uv,         "y[t,h*v+i] = rule3(W_UV[h][i], ctx[t,h])"),
     _row(Op.MLA_OUT_GATE,      "o gate out:y",                                      "round:flag:1",                                 "column", 16, "follow",     scratch.none,      "y = o * sigmoid(gate)"),
     _row(Op.MLA_UV_GATE,       "ctx weight:kv_b gate out:y",                        "nope:u32:elements v:u32:elements latent:u32:elements round:flag:1", "row", 8, "follow",  scratch.uv,         "y = mla_uv(ctx) * sigmoid(gate)"),
     _row(Op.MLA_HEADS,         "q weight:kv_b state:cache gate out:y",              "nope:u32:elements rope:u32:elements latent:u32:elements v:u32:elements scale:f32:1 page_tokens:u32:tokens round:flag:1", "head", 1, "follow", scratch.mla_heads, "mla_uv_gate(mla_attend(mla_qlat(q), cache), gate)", whole="cache", again="kv_b"),
+    _row(Op.MLA_QUERY,         "x weight:norm weight:w weight:kv_b out:y",          "K:u32:elements eps:f32:1 nope:u32:elements rope:u32:elements latent:u32:elements v:u32:elements norm_round:flag:1 round:flag:1", "head", 1, "weight", scratch.query, "mla_qlat(norm_gemv(x; norm, w, eps))", whole="x*2 norm"),
+    _row(Op.MLA_PAGES,         "q state:cache out:y",                               "latent:u32:elements rope:u32:elements scale:f32:1 page_tokens:u32:tokens pages:u32:pages", "page", 1, "follow", scratch.pages, "y[page][h] = [sum of e l | max | sum of e | 0 ...] over a page of mla_attend, e = exp(q.cache * scale - max)", whole="q"),
+    _row(Op.MLA_MERGE,         "parts weight:kv_b gate out:y",                      "nope:u32:elements v:u32:elements latent:u32:elements page_tokens:u32:tokens pages:u32:pages round:flag:1", "head", 1, "follow", scratch.merge, "mla_uv_gate(parts of a softmax merged page by page, gate)", again="kv_b"),
     _row(Op.ROUTER_TOPK,       "logits weight:bias out:y",                          "n_experts:u32:experts top_k:u32:experts scale:f32:1", "token", 1, "replicated", scratch.router, "top_k of sigmoid + bias, ids ascending; w = s / (sum s + 1e-20) * scale", whole="bias"),
     _row(Op.MOE_UP_MXFP4,      "z route weight:w out:y",                            "K:u32:elements top_k:u32:experts round:flag:1", "row",     8, "weight",     scratch.moe_up,    "y[t,s,r] = rule3(w[expert s][r], z[t])", whole="z route"),
     _row(Op.MOE_GLU_MXFP4,     "z route weight:w1 weight:w3 out:y",                 "K:u32:elements top_k:u32:experts beta:f32:1 linear_beta:f32:1 round:flag:1", "row", 8, "weight", scratch.moe_glu, "y[t,s,r] = situ(rule3(w1[expert s][r], z[t]), rule3(w3[expert s][r], z[t]))", whole="z route"),
@@ -402,6 +410,9 @@ _ROWS: tuple[OpSpec, ...] = (
     _row(Op.REDUCE_GATHER_ADD, "residual peer:up peer:x out:y",                     "shard_cols:u32:columns round:flag:1",          "column", 16, "replicated", scratch.none,      "y = residual + (all_gather(up) + all_reduce(x))"),
 )
 # fmt: on
+
+# Ops that only read a state: another op has written it.
+READS_STATE = frozenset({Op.MLA_ATTEND, Op.MLA_HEADS, Op.MLA_PAGES})
 
 SPECS: dict[Op, OpSpec] = {row.op: row for row in _ROWS}
 

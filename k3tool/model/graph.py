@@ -43,15 +43,16 @@ def _weight_leaf(config: K3Config, spec: TensorSpec, tp: int) -> WeightLeaf:
     return WeightLeaf(spec.leaf, dtype, full, part, split, source)
 
 
-def build_graph(config: K3Config, tp: int = 1, mode: str = "f32") -> Graph:
+def build_graph(config: K3Config, tp: int = 1, mode: str = "f32", pages: int = 1) -> Graph:
     """Return the graph of one step of the model; its sizes do not depend on `tp`.
 
     `tp` only sets the weights' local shapes. In `mode` bf16 an op's `round` flag is set where the
-    arithmetic contract rounds ("Where bf16 rounds"; embedded rows are bf16 as they lie).
+    arithmetic contract rounds ("Where bf16 rounds"; embedded rows are bf16 as they lie). `pages`
+    is the latent cache that a sequence may fill: what attention by pages has room for.
     Raises: K3Error where the weight table and the ops disagree.
     """
     assert mode in MODES, mode
-    return _Builder(config, weight_table(config, tp), int(mode == "bf16")).build()
+    return _Builder(config, weight_table(config, tp), int(mode == "bf16"), pages).build()
 
 
 def weight_leaves(config: K3Config) -> set[str]:
@@ -62,11 +63,14 @@ def weight_leaves(config: K3Config) -> set[str]:
 class _Builder:
     """Adds the model's nodes to a graph. Names of values: `layers.3.self_attn.q` and the like."""
 
-    def __init__(self, config: K3Config, weights: Mapping[str, WeightLeaf], round: int) -> None:
+    def __init__(
+        self, config: K3Config, weights: Mapping[str, WeightLeaf], round: int, pages: int
+    ) -> None:
         self.config = config
         self.round = round
         self.graph = Graph(weights)
         self.graph.n_blocks = config.n_blocks
+        self.graph.pages = pages
         self.beta = f32_bits(config.activation_situ_beta)
         self.linear_beta = f32_bits(config.activation_situ_linear_beta)
 
@@ -223,7 +227,8 @@ class _Builder:
         eps = self.eps("kv_a_layernorm")
         last: dict[str, int] = {"eps": eps, "round": self.round}
         cache = add(Op.MLA_CACHE, f"{root}.cached", [kv, norm, cache], **sizes, **last)
-        last = {"scale": f32_bits(c.qk_head_dim**-0.5), "round": self.round}
+        last = {"scale": f32_bits(c.qk_head_dim**-0.5), "pages": self.graph.pages}
+        last["round"] = self.round
         ctx = add(Op.MLA_ATTEND, f"{root}.context", [q, cache], **sizes, **last)
         last = {"latent": c.kv_lora_rank, "round": self.round}
         o = add(Op.MLA_UV, f"{root}.o", [ctx, kv_b], **heads, **last)

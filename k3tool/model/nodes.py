@@ -81,6 +81,7 @@ class Graph:
     states: dict[str, StateLeaf] = field(default_factory=dict)
     outputs: list[int] = field(default_factory=list)
     n_blocks: int = 0  # depth of the AttnRes stack
+    pages: int = 1  # of latent cache that a sequence may fill
     _index: dict[tuple[object, ...], int] = field(default_factory=dict)
 
     def leaf(self, kind: Leaf, name: str, width: int = 0) -> int:

@@ -80,6 +80,9 @@ SIZES: dict[Op, str] = {
     Op.MLA_OUT_GATE: "o:W gate:W -> W",
     Op.MLA_UV_GATE: "ctx:H*latent kv_b:H*(nope+v),latent gate:H*v -> H*v",
     Op.MLA_HEADS: "q:H*(nope+rope) kv_b:H*(nope+v),latent gate:H*v -> H*v",
+    Op.MLA_QUERY: "x:K norm:K w:H*(nope+rope),K kv_b:H*(nope+v),latent -> H*(latent+rope)",
+    Op.MLA_PAGES: f"q:H*(latent+rope) -> pages*H*(latent+{PART_EXTRA})",
+    Op.MLA_MERGE: f"parts:pages*H*(latent+{PART_EXTRA}) kv_b:H*(nope+v),latent gate:H*v -> H*v",
     Op.ROUTER_TOPK: "logits:E bias:E -> 2*top_k",
     Op.MOE_UP_MXFP4: "z:K route:2*top_k w:E,R,K -> top_k*R",
     Op.MOE_GLU_MXFP4: "z:K route:2*top_k w1:E,R,K w3:E,R,K -> top_k*R",
@@ -240,6 +243,8 @@ def units_of(op: Op, width: int, sizes: Mapping[str, int], max_tokens: int) -> t
             return 1, 0
         case "head":
             return sizes["H"], width // sizes["H"]
+        case "page":
+            return sizes["pages"], width // sizes["pages"]
         case "member":
             members = len(SPECS[op].outputs)
             return members, width // members

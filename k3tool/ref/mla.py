@@ -7,7 +7,9 @@ Source: modeling_kimi_linear.py@20a4fb101ce8 KimiMLAAttention; k3_spec C.4.
 
 import numpy as np
 
-from k3tool.ref.dense import mul, rmsnorm, sigmoid
+from k3tool.isa.table import PAGE_TOKENS
+from k3tool.model.operators import PART_EXTRA
+from k3tool.ref.dense import mul, norm_gemv_bf16, rmsnorm, sigmoid
 from k3tool.ref.formats import Array, Step, rounded
 
 
@@ -99,3 +101,65 @@ def mla_heads(
     q = mla_qlat(q, kv_b, nope=nope, rope=rope, v=v, round=round)
     ctx = mla_attend(q, cache, latent=latent, scale=scale, step=step, round=round)
     return mla_uv_gate(ctx, kv_b, gate, nope=nope, v=v, latent=latent, round=round)
+
+
+def mla_query(
+    x: Array,
+    norm: Array,
+    w: Array,
+    kv_b: Array,
+    *,
+    eps: float,
+    nope: int,
+    rope: int,
+    v: int,
+    norm_round: int = 0,
+    round: int = 0,
+) -> Array:
+    """Make the query and carry it to the latent. Shapes: x (T, K) -> (T, h*(latent+rope))."""
+    q = norm_gemv_bf16(x, norm, w, eps=eps, norm_round=norm_round, round=round)
+    return mla_qlat(q, kv_b, nope=nope, rope=rope, v=v, round=round)
+
+
+def mla_pages(
+    q: Array, cache: Array, *, latent: int, scale: float, pages: int, step: Step
+) -> Array:
+    """Weigh the latents of each page by themselves; a page that a token does not see is zeros.
+
+    Shapes: q (T, h*(latent+rope)) -> (T, pages*h*(latent+extra)), [sums | maximum | count | 0].
+    """
+    heads = q.reshape(len(q), -1, cache.shape[1])
+    out = np.zeros((len(q), pages, heads.shape[1], latent + PART_EXTRA))
+    for t, own in enumerate(step.position + np.arange(len(q))):
+        for page, first in enumerate(range(0, int(own) + 1, PAGE_TOKENS)):
+            rows = cache[first : min(first + PAGE_TOKENS, int(own) + 1)]
+            score = heads[t] @ rows.T * scale
+            largest = score.max(axis=-1)
+            weight = np.exp(score - largest[:, None])
+            out[t, page, :, :latent] = weight @ rows[:, :latent]
+            out[t, page, :, latent], out[t, page, :, latent + 1] = largest, weight.sum(axis=-1)
+    return out.reshape(len(q), -1)
+
+
+def mla_merge(
+    parts: Array,
+    kv_b: Array,
+    gate: Array,
+    *,
+    nope: int,
+    v: int,
+    latent: int,
+    pages: int,
+    step: Step,
+    round: int = 0,
+) -> Array:
+    """Merge the pages a token sees, carry the context to values, gate. Shapes: -> (T, h*v)."""
+    part = parts.reshape(len(parts), pages, -1, latent + PART_EXTRA)
+    ctx = np.zeros((len(parts), part.shape[2], latent))
+    for t, own in enumerate(step.position + np.arange(len(parts))):
+        seen = part[t, : int(own) // PAGE_TOKENS + 1]
+        factor = np.exp(seen[:, :, latent] - seen[:, :, latent].max(axis=0))[:, :, None]
+        total = (factor * seen[:, :, latent + 1 : latent + 2]).sum(axis=0)
+        ctx[t] = (factor * seen[:, :, :latent]).sum(axis=0) / total
+    rows = rounded(ctx.reshape(len(parts), -1), round)
+    return mla_uv_gate(rows, kv_b, gate, nope=nope, v=v, latent=latent, round=round)

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from functools import cache
 from typing import Any
 
-from k3tool.isa.table import SPECS, Op, OpSpec
+from k3tool.isa.table import READS_STATE, SPECS, Op, OpSpec
 from k3tool.ref import dense, kda, mla, moe
 
 Reference = Callable[..., Any]
@@ -58,6 +58,9 @@ REFERENCE: dict[Op, Reference] = {
     Op.MLA_OUT_GATE: mla.mla_out_gate,
     Op.MLA_UV_GATE: mla.mla_uv_gate,
     Op.MLA_HEADS: mla.mla_heads,
+    Op.MLA_QUERY: mla.mla_query,
+    Op.MLA_PAGES: mla.mla_pages,
+    Op.MLA_MERGE: mla.mla_merge,
     Op.ROUTER_TOPK: moe.router_topk,
     Op.MOE_UP_MXFP4: moe.moe_up_mxfp4,
     Op.MOE_GLU_MXFP4: moe.moe_glu_mxfp4,
@@ -73,8 +76,6 @@ REFERENCE: dict[Op, Reference] = {
     Op.REDUCE_GATHER_ADD: dense.reduce_gather_add,
 }
 
-# A row's "state" is read and written, except by these, which only read what another op wrote.
-_READ_ONLY_STATE = frozenset({Op.MLA_ATTEND, Op.MLA_HEADS})
 # Beyond the row's own parameters a meaning may ask for these.
 _CONTEXT = frozenset({"unit_cols", "step"})
 _BY_POSITION = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
@@ -87,7 +88,7 @@ def operand_names(spec: OpSpec) -> tuple[str, ...]:
 
 def written_states(spec: OpSpec) -> tuple[str, ...]:
     """Return the names of the state operands that the op writes."""
-    if spec.op in _READ_ONLY_STATE:
+    if spec.op in READS_STATE:
         return ()
     return tuple(operand.name for operand in spec.operands if operand.role == "state")
 

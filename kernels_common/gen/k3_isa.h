@@ -8,7 +8,7 @@
 #define K3_CANDIDATE_WORDS 4
 #define K3_RUN_SHIFT 8
 #define K3_LOAD_BLOCK_BYTES 1048576
-#define K3_ISA_HASH "1dd76dac8d92faa22a5c1a841adeea25a0689ab63a2aa9b89fb107cfc09adfbb"
+#define K3_ISA_HASH "37930ef2cfa7bd0e413496b8e98a14dac9f3364b8e15a0d678aee040d0c23dbd"
 
 /* nothing */
 #define K3_OP_NOP 0
@@ -410,6 +410,7 @@
 #define K3_MLA_ATTEND_ROPE 1 /* param: u32, elements */
 #define K3_MLA_ATTEND_SCALE 2 /* param: f32, 1 */
 #define K3_MLA_ATTEND_PAGE_TOKENS 3 /* param: u32, tokens */
+#define K3_MLA_ATTEND_PAGES 4 /* param: u32, pages */
 #define K3_MLA_ATTEND_ROUND 16u /* flag */
 
 /* y[t,h*v+i] = rule3(W_UV[h][i], ctx[t,h]) */
@@ -575,6 +576,46 @@
 #define K3_REDUCE_GATHER_ADD_SHARD_COLS 0 /* param: u32, columns */
 #define K3_REDUCE_GATHER_ADD_ROUND 16u /* flag */
 
+/* mla_qlat(norm_gemv(x; norm, w, eps)) */
+#define K3_OP_MLA_QUERY 88
+#define K3_MLA_QUERY_X 0 /* handle: in */
+#define K3_MLA_QUERY_NORM 1 /* handle: weight */
+#define K3_MLA_QUERY_W 2 /* handle: weight */
+#define K3_MLA_QUERY_KV_B 3 /* handle: weight */
+#define K3_MLA_QUERY_Y 4 /* handle: out */
+#define K3_MLA_QUERY_K 0 /* param: u32, elements */
+#define K3_MLA_QUERY_EPS 1 /* param: f32, 1 */
+#define K3_MLA_QUERY_NOPE 2 /* param: u32, elements */
+#define K3_MLA_QUERY_ROPE 3 /* param: u32, elements */
+#define K3_MLA_QUERY_LATENT 4 /* param: u32, elements */
+#define K3_MLA_QUERY_V 5 /* param: u32, elements */
+#define K3_MLA_QUERY_NORM_ROUND 16u /* flag */
+#define K3_MLA_QUERY_ROUND 32u /* flag */
+
+/* y[page][h] = [sum of e l | max | sum of e | 0 ...] over a page of mla_attend, e = exp(q.cache * scale - max) */
+#define K3_OP_MLA_PAGES 89
+#define K3_MLA_PAGES_Q 0 /* handle: in */
+#define K3_MLA_PAGES_CACHE 1 /* handle: state */
+#define K3_MLA_PAGES_Y 2 /* handle: out */
+#define K3_MLA_PAGES_LATENT 0 /* param: u32, elements */
+#define K3_MLA_PAGES_ROPE 1 /* param: u32, elements */
+#define K3_MLA_PAGES_SCALE 2 /* param: f32, 1 */
+#define K3_MLA_PAGES_PAGE_TOKENS 3 /* param: u32, tokens */
+#define K3_MLA_PAGES_PAGES 4 /* param: u32, pages */
+
+/* mla_uv_gate(parts of a softmax merged page by page, gate) */
+#define K3_OP_MLA_MERGE 90
+#define K3_MLA_MERGE_PARTS 0 /* handle: in */
+#define K3_MLA_MERGE_KV_B 1 /* handle: weight */
+#define K3_MLA_MERGE_GATE 2 /* handle: in */
+#define K3_MLA_MERGE_Y 3 /* handle: out */
+#define K3_MLA_MERGE_NOPE 0 /* param: u32, elements */
+#define K3_MLA_MERGE_V 1 /* param: u32, elements */
+#define K3_MLA_MERGE_LATENT 2 /* param: u32, elements */
+#define K3_MLA_MERGE_PAGE_TOKENS 3 /* param: u32, tokens */
+#define K3_MLA_MERGE_PAGES 4 /* param: u32, pages */
+#define K3_MLA_MERGE_ROUND 16u /* flag */
+
 /* X(NAME, name): every op that a target serves in a phase. */
 #define K3_OPS_CPU_DECODE(X) \
   X(NOP, nop) \
@@ -630,7 +671,10 @@
   X(ALL_REDUCE_ADD, all_reduce_add) \
   X(ALL_GATHER, all_gather) \
   X(REDUCE_GATHER, reduce_gather) \
-  X(REDUCE_GATHER_ADD, reduce_gather_add)
+  X(REDUCE_GATHER_ADD, reduce_gather_add) \
+  X(MLA_QUERY, mla_query) \
+  X(MLA_PAGES, mla_pages) \
+  X(MLA_MERGE, mla_merge)
 #define K3_OPS_CPU_PREFILL(X) \
   X(NOP, nop) \
   X(LOAD, load) \
@@ -685,7 +729,10 @@
   X(ALL_REDUCE_ADD, all_reduce_add) \
   X(ALL_GATHER, all_gather) \
   X(REDUCE_GATHER, reduce_gather) \
-  X(REDUCE_GATHER_ADD, reduce_gather_add)
+  X(REDUCE_GATHER_ADD, reduce_gather_add) \
+  X(MLA_QUERY, mla_query) \
+  X(MLA_PAGES, mla_pages) \
+  X(MLA_MERGE, mla_merge)
 #define K3_OPS_CUDA_DECODE(X) \
   X(NOP, nop) \
   X(EMBED_BF16, embed_bf16) \
@@ -738,7 +785,10 @@
   X(ALL_REDUCE_ADD, all_reduce_add) \
   X(ALL_GATHER, all_gather) \
   X(REDUCE_GATHER, reduce_gather) \
-  X(REDUCE_GATHER_ADD, reduce_gather_add)
+  X(REDUCE_GATHER_ADD, reduce_gather_add) \
+  X(MLA_QUERY, mla_query) \
+  X(MLA_PAGES, mla_pages) \
+  X(MLA_MERGE, mla_merge)
 #define K3_OPS_CUDA_PREFILL(X) \
   X(NOP, nop) \
   X(EMBED_BF16, embed_bf16) \
@@ -791,7 +841,10 @@
   X(ALL_REDUCE_ADD, all_reduce_add) \
   X(ALL_GATHER, all_gather) \
   X(REDUCE_GATHER, reduce_gather) \
-  X(REDUCE_GATHER_ADD, reduce_gather_add)
+  X(REDUCE_GATHER_ADD, reduce_gather_add) \
+  X(MLA_QUERY, mla_query) \
+  X(MLA_PAGES, mla_pages) \
+  X(MLA_MERGE, mla_merge)
 #define K3_OPS_HIP_DECODE(X) \
   X(NOP, nop) \
   X(EMBED_BF16, embed_bf16) \
@@ -844,7 +897,10 @@
   X(ALL_REDUCE_ADD, all_reduce_add) \
   X(ALL_GATHER, all_gather) \
   X(REDUCE_GATHER, reduce_gather) \
-  X(REDUCE_GATHER_ADD, reduce_gather_add)
+  X(REDUCE_GATHER_ADD, reduce_gather_add) \
+  X(MLA_QUERY, mla_query) \
+  X(MLA_PAGES, mla_pages) \
+  X(MLA_MERGE, mla_merge)
 #define K3_OPS_HIP_PREFILL(X) \
   X(NOP, nop) \
   X(EMBED_BF16, embed_bf16) \
@@ -897,6 +953,9 @@
   X(ALL_REDUCE_ADD, all_reduce_add) \
   X(ALL_GATHER, all_gather) \
   X(REDUCE_GATHER, reduce_gather) \
-  X(REDUCE_GATHER_ADD, reduce_gather_add)
+  X(REDUCE_GATHER_ADD, reduce_gather_add) \
+  X(MLA_QUERY, mla_query) \
+  X(MLA_PAGES, mla_pages) \
+  X(MLA_MERGE, mla_merge)
 
 #endif

@@ -8,8 +8,6 @@
 
 #include "attn_res.h"
 
-#define K3_PART_EXTRA 16u /* words behind o_B: m_B, s_B, and zeros to the end of a cache line */
-
 /* One token. */
 K3_FN void k3_part_row(K3Ctx *c, const K3Mix *m, float *y, uint32_t token) {
     float s_B;

@@ -1,16 +1,11 @@
-/* y[h] = softmax over positions <= own of (q . cache row) * scale, times the rows' latents; by pages of 256.
- *
- *   score = one rule-3 dot over latent then shared part, at any length; positions after the query are absent
- *   page: m_p = max, e_j = exp(s_j - m_p), s_p a rule-3 plain sum over j, acc = fma(e_j, l_j, acc) in order
- *   pages merge left to right, the first copies: M = max(m, m_p), a = exp(m - M), b = exp(m_p - M),
- *   s = fma(b, s_p, a s), o likewise; end y = o / s
+/* y[h] = softmax over positions <= own of (q . cache row) * scale, times the rows' latents: o / s of mla_page.h.
  *
  * Layout: q f32 [T][heads * (latent + rope)], cache f32 [pages][256][latent + rope], y f32 [T][heads * latent].
  * Unit: head. Reads q, cache, the page table; writes y. Scratch: K3_ATTEND_WORDS. Fault: RANGE, detail = token. */
 #ifndef K3_OP_MLA_ATTEND_H
 #define K3_OP_MLA_ATTEND_H
 
-#include "mla_cache.h"
+#include "mla_page.h"
 
 #define K3_ATTEND_HEADS 4u /* heads that share a reading of the cache */
 
@@ -28,29 +23,18 @@ typedef struct K3Softmax {
 /* Words of work for k3_attend_begin. */
 #define K3_ATTEND_WORDS(latent) (K3_ATTEND_HEADS * (K3_PAGE_TOKENS + 2u * (uint64_t)(latent) + 4u))
 
-/* One head's scores of a page become exponentials; its running maximum and sum move on. */
+/* One head's dots of a page become exponentials; its running maximum and sum move on. */
 K3_FN void k3_attend_weights(K3Ctx *c, const K3Softmax *a, uint32_t h, uint32_t n, int is_first) {
-    float *e = a->e + h * K3_PAGE_TOKENS, *stat = a->stat + 4u * h;
-    float m_p, s_p, M, fa, fb;
-    uint32_t i;
-    K3_FOR(j, 0, n) { e[j] = e[j] * a->scale; }
-    K3_SYNC(c);
-    m_p = e[0];
-    for (i = 1; i < n; i++) m_p = e[i] > m_p ? e[i] : m_p;
-    K3_SYNC(c); /* all lanes have read the scores */
-    K3_FOR(j, 0, n) { e[j] = k3_exp(e[j] - m_p); }
-    K3_SYNC(c);
-    s_p = k3_sum_f32(c, e, n);
-    M = is_first || m_p > stat[0] ? m_p : stat[0];
-    fa = is_first ? 0.0f : k3_exp(stat[0] - M);
-    fb = k3_exp(m_p - M);
-    s_p = is_first ? s_p : k3_fma(fb, s_p, fa * stat[1]);
+    float *stat = a->stat + 4u * h, s_p;
+    const float m_p = k3_page_weights(c, a->e + h * K3_PAGE_TOKENS, n, a->scale, &s_p);
+    K3Running r = {stat[0], stat[1], 0.0f, 0.0f};
+    r = k3_merge_page(r, m_p, s_p, is_first);
     K3_SYNC(c); /* all lanes have read stat */
     if (K3_LANE0) {
-        stat[0] = M;
-        stat[1] = s_p;
-        stat[2] = fa;
-        stat[3] = fb;
+        stat[0] = r.m;
+        stat[1] = r.s;
+        stat[2] = r.fa;
+        stat[3] = r.fb;
     }
 }
 
@@ -105,13 +89,6 @@ K3_FN void k3_attend_begin(K3Softmax *a, float *work, const float *cache, uint32
     a->scale = scale;
 }
 
-/* Whether a token's position is past the page table; leaves a fault. */
-K3_FN int k3_past_table(K3Ctx *c, uint32_t t) {
-    if (c->step->position[t] / K3_PAGE_TOKENS < c->step->max_pages) return 0;
-    k3_trap(c, K3_FAULT_RANGE, t);
-    return 1;
-}
-
 K3_FN void k3_op_mla_attend(K3Ctx *c, const K3Inst *inst, uint32_t u0, uint32_t u1) {
     const uint32_t latent = inst->param[K3_MLA_ATTEND_LATENT], rope = inst->param[K3_MLA_ATTEND_ROPE];
     const uint64_t q_width = (uint64_t)inst->n_units * (latent + rope);
@@ -122,7 +99,7 @@ K3_FN void k3_op_mla_attend(K3Ctx *c, const K3Inst *inst, uint32_t u0, uint32_t 
     k3_attend_begin(&a, work, k3_in(c, inst, K3_MLA_ATTEND_CACHE), latent, rope, k3_f32_param(inst, K3_MLA_ATTEND_SCALE),
                     k3_flag(inst, K3_MLA_ATTEND_ROUND));
     for (t = 0; t < c->step->n_tokens; t++) {
-        if (k3_past_table(c, t)) return;
+        if (k3_past_table(c, t, inst->param[K3_MLA_ATTEND_PAGES])) return;
         for (h = u0; h < u1; h += K3_ATTEND_HEADS)
             k3_attend_heads(c, &a, t, k3_min(K3_ATTEND_HEADS, u1 - h),
                             k3_in(c, inst, K3_MLA_ATTEND_Q) + t * q_width + (uint64_t)h * (latent + rope), latent + rope,

@@ -9,6 +9,7 @@
 
 #include "mla_attend.h"
 #include "mla_qlat.h"
+#include "mla_uv_head.h"
 
 typedef struct K3MlaHeads {
     const float *q, *gate; /* of token 0 */
@@ -31,13 +32,8 @@ K3_FN void k3_mla_heads(K3Ctx *c, const K3MlaHeads *m, const K3Softmax *a, uint3
     k3_attend_heads(c, a, t, n, m->ql, latent + rope, m->ctx);
     for (h = 0; h < n; h++) {
         const uint64_t at = t * m->width + (uint64_t)(h0 + h) * v;
-        const float *gate = m->gate + at;
-        float *y = m->y + at;
-        k3_linear_bf16(c, m->kv_b + (h0 + h) * of_head + (uint64_t)nope * latent, latent, 0u, v, latent, 1u,
-                       m->ctx + (uint64_t)h * latent, latent, 1u, y, v, m->round);
-        k3_round_columns(c, y, v, 0u, v, 1u, m->round);
-        K3_SYNC(c);
-        K3_FOR(j, 0, v) { y[j] = k3_rnd(y[j] * k3_rnd(k3_sigmoid(gate[j]), m->round), m->round); }
+        k3_uv_gate_head(c, m->kv_b + (h0 + h) * of_head + (uint64_t)nope * latent, latent, v, m->ctx + (uint64_t)h * latent,
+                        m->gate + at, m->y + at, m->round);
     }
     K3_SYNC(c); /* the next heads overwrite work */
 }
@@ -63,7 +59,7 @@ K3_FN void k3_op_mla_heads(K3Ctx *c, const K3Inst *inst, uint32_t u0, uint32_t u
     k3_attend_begin(&a, work, k3_in(c, inst, K3_MLA_HEADS_CACHE), latent, rope, k3_f32_param(inst, K3_MLA_HEADS_SCALE),
                     m.round);
     for (t = 0; t < c->step->n_tokens; t++) {
-        if (k3_past_table(c, t)) return;
+        if (k3_past_table(c, t, c->step->max_pages)) return;
         for (h = u0; h < u1; h += K3_ATTEND_HEADS) k3_mla_heads(c, &m, &a, t, h, k3_min(K3_ATTEND_HEADS, u1 - h));
     }
 }

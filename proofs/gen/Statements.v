@@ -264,7 +264,7 @@ Section Statements.
 
   (* mla-heads-fuse *)
   Definition stmt_mla_heads_fuse : Prop :=
-    forall (H_0 H_1 H_2 H_3 : nat) (nope : nat) (v : nat) (latent : nat) (round : nat) (rope : nat) (scale : F) (q : Mat) (kv_b : Mat) (cache : Mat) (gate : Mat),
+    forall (H_0 H_1 H_2 H_3 : nat) (nope : nat) (v : nat) (latent : nat) (round : nat) (rope : nat) (scale : F) (pages : nat) (q : Mat) (kv_b : Mat) (cache : Mat) (gate : Mat),
     0 < nope ->
     0 < v ->
     0 < latent ->
@@ -279,8 +279,37 @@ Section Statements.
     sized n_tokens (H_3*(nope+rope))%nat q ->
     sized (H_3*(nope+v))%nat latent kv_b ->
     sized n_tokens (H_3*v)%nat gate ->
-    (sem_MLA_UV_GATE (sem_MLA_ATTEND (sem_MLA_QLAT q kv_b nope rope latent v round) cache latent rope scale round) kv_b gate nope v latent round) =
+    (sem_MLA_UV_GATE (sem_MLA_ATTEND (sem_MLA_QLAT q kv_b nope rope latent v round) cache latent rope scale pages round) kv_b gate nope v latent round) =
     (sem_MLA_HEADS q kv_b cache gate nope rope latent v scale round).
+
+  (* mla-pages-split *)
+  Definition stmt_mla_pages_split : Prop :=
+    forall (H_0 H_1 H_2 K_3 R_3 H_4 H_5 K_6 H_6 : nat) (nope : nat) (v : nat) (latent : nat) (round : nat) (rope : nat) (scale : F) (pages : nat) (eps : F) (norm_round : nat) (x : Mat) (norm : Vec) (w : Mat) (kv_b : Mat) (cache : Mat) (gate : Mat),
+    0 < nope ->
+    0 < v ->
+    0 < latent ->
+    0 < rope ->
+    sized n_tokens K_3 x ->
+    length norm = K_3 ->
+    sized R_3 K_3 w ->
+    R_3 = (H_2*(nope+rope))%nat ->
+    sized (H_2*(nope+v))%nat latent kv_b ->
+    (H_2*(latent+rope))%nat = (H_1*(latent+rope))%nat ->
+    wide (latent+rope)%nat cache ->
+    (H_1*latent)%nat = (H_0*latent)%nat ->
+    sized (H_0*(nope+v))%nat latent kv_b ->
+    sized n_tokens (H_0*v)%nat gate ->
+    0 < pages ->
+    sized n_tokens K_6 x ->
+    length norm = K_6 ->
+    sized (H_6*(nope+rope))%nat K_6 w ->
+    sized (H_6*(nope+v))%nat latent kv_b ->
+    (H_6*(latent+rope))%nat = (H_5*(latent+rope))%nat ->
+    (pages*H_5*(latent+16))%nat = (pages*H_4*(latent+16))%nat ->
+    sized (H_4*(nope+v))%nat latent kv_b ->
+    sized n_tokens (H_4*v)%nat gate ->
+    (sem_MLA_UV_GATE (sem_MLA_ATTEND (sem_MLA_QLAT (sem_NORM_GEMV_BF16 x norm w eps 0 norm_round round) kv_b nope rope latent v round) cache latent rope scale pages round) kv_b gate nope v latent round) =
+    (sem_MLA_MERGE (sem_MLA_PAGES (sem_MLA_QUERY x norm w kv_b eps nope rope latent v norm_round round) cache latent rope scale pages) kv_b gate nope v latent pages round).
 
   (* situ-down-fuse *)
   Definition stmt_situ_down_fuse : Prop :=

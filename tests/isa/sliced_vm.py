@@ -105,5 +105,5 @@ def _store_state(
 
 
 assert {spec.unit for spec in SPECS.values() if not spec.is_load} == {
-    "token", "row", "column", "channel", "head", "step", "member"
+    "token", "row", "column", "channel", "head", "page", "step", "member"
 }  # fmt: skip

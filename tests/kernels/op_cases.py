@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from k3tool.isa.table import SPECS, Op
+from k3tool.model.operators import PART_EXTRA
 from tests.kernels import rule3
 from tests.kernels.bodies import Tokens
 
@@ -166,7 +167,10 @@ def delta() -> list[Case]:
     step = {"q": q, "k": unit, "v": v, "decay": keep, "beta": beta}
     dirty = np.full((2, 3, C), np.float32(9e9))
     states = np.full((2, HEADS, D, D), np.float32(np.nan))
-    two = lambda: Tokens(T, slot=np.ones(T))  # noqa: E731
+
+    def two() -> Tokens:
+        return Tokens(T, slot=np.ones(T))
+
     cases = [
         Case(Op.KDA_DECAY, HEADS, C, D, {"lower_bound": -5.0}, bent, bent, "y", (T, C)),
         Case(Op.KDA_STEP, HEADS, C, D, {}, {**step, "s": states}, {**step, "s": None},
@@ -196,7 +200,10 @@ def latent_attention() -> list[Case]:
     rows = cache[[5, 2, 7]].reshape(-1, LATENT + ROPE)[: first + T]
     ql = dense(Op.MLA_ATTEND, T, HEADS * (LATENT + ROPE), scale=2.0)
     scale = (NOPE + ROPE) ** -0.5
-    where = lambda: Tokens(T, first, slot=np.ones(T), page_table=pages)  # noqa: E731
+
+    def where() -> Tokens:
+        return Tokens(T, first, slot=np.ones(T), page_table=pages)
+
     return [
         Case(Op.MLA_QLAT, HEADS, HEADS * (LATENT + ROPE), LATENT + ROPE, {**sizes, "rope": ROPE},
              {"q": q, "kv_b": kv_b}, {"q": q, "kv_b": KV}, "y", (T, HEADS * (LATENT + ROPE))),
@@ -205,7 +212,7 @@ def latent_attention() -> list[Case]:
              {"x": x, "norm": N, "cache": rows[:first]}, "cache", (8, 256, LATENT + ROPE),
              tokens=where),
         Case(Op.MLA_ATTEND, HEADS, HEADS * LATENT, LATENT,
-             {"latent": LATENT, "rope": ROPE, "scale": scale, "page_tokens": 256},
+             {"latent": LATENT, "rope": ROPE, "scale": scale, "page_tokens": 256, "pages": 3},
              {"q": ql, "cache": cache}, {"q": ql, "cache": rows}, "y", (T, HEADS * LATENT),
              tokens=where),
         Case(Op.MLA_UV, HEADS * V, HEADS * V, 1, sizes, {"ctx": ctx, "kv_b": kv_b},
@@ -337,11 +344,38 @@ def heads() -> list[Case]:
     q = dense(Op.MLA_HEADS, T, HEADS * (NOPE + ROPE), scale=2.0)
     kv_b, gate = weight(8, HEADS * (NOPE + V), LATENT), dense(Op.MLA_UV_GATE, T, HEADS * V)
     own = {"q": q, "gate": gate}
-    mla = Case(Op.MLA_HEADS, HEADS, HEADS * V, V, {**attend.params, "nope": NOPE, "v": V},
+    params = {name: value for name, value in attend.params.items() if name != "pages"}
+    mla = Case(Op.MLA_HEADS, HEADS, HEADS * V, V, {**params, "nope": NOPE, "v": V},
                {**own, "kv_b": kv_b, "cache": attend.stored["cache"]},
                {**own, "kv_b": rule3.bf16(kv_b), "cache": attend.meaning["cache"]},
                "y", (T, HEADS * V), tokens=attend.tokens)  # fmt: skip
     return [kda, mla]
+
+
+def pages() -> list[Case]:
+    """Latent attention by pages: the query, what every page gives, and the pages merged."""
+    by_op = {case.op: case for case in latent_attention()}
+    attend, uv = by_op[Op.MLA_ATTEND], by_op[Op.MLA_UV_GATE]
+    x, w = dense(Op.MLA_QUERY, T, H), weight(14, HEADS * (NOPE + ROPE), H)
+    kv_b, norm = weight(8, HEADS * (NOPE + V), LATENT), norm_weight(15, H)
+    own = {"nope": NOPE, "v": V, "latent": LATENT}
+    width, part = HEADS * (LATENT + ROPE), HEADS * (LATENT + PART_EXTRA)
+    parts = rng(Op.MLA_MERGE).normal(0, 1, (T, 3, HEADS, LATENT + PART_EXTRA)).astype(np.float32)
+    parts[..., LATENT + 1] = 1 + np.abs(parts[..., LATENT + 1])  # sums of exponentials
+    parts = parts.reshape(T, -1)
+    gate = uv.stored["gate"]
+    return [
+        Case(Op.MLA_QUERY, HEADS, width, LATENT + ROPE, {"K": H, "eps": 1e-6, "rope": ROPE, **own},
+             {"x": x, "norm": norm, "w": w, "kv_b": kv_b},
+             {"x": x, "norm": rule3.bf16(norm), "w": rule3.bf16(w), "kv_b": rule3.bf16(kv_b)},
+             "y", (T, width)),
+        Case(Op.MLA_PAGES, 3, 3 * part, part, attend.params, attend.stored, attend.meaning, "y",
+             (T, 3 * part), tokens=attend.tokens),
+        Case(Op.MLA_MERGE, HEADS, HEADS * V, V, {**own, "page_tokens": 256, "pages": 3},
+             {"parts": parts, "kv_b": kv_b, "gate": gate},
+             {"parts": parts, "kv_b": rule3.bf16(kv_b), "gate": gate}, "y", (T, HEADS * V),
+             tokens=attend.tokens),
+    ]  # fmt: skip
 
 
 def mixture_of_own_choice() -> list[Case]:
@@ -365,7 +399,7 @@ def mixture_of_own_choice() -> list[Case]:
 
 FAMILIES = (
     elementwise, products, norms, delta, latent_attention, mixture, collectives, mixes, heads,
-    mixture_of_own_choice,
+    pages, mixture_of_own_choice,
 )  # fmt: skip
 CASES = {case.op: case for family in FAMILIES for case in family()}
 WITHOUT_CASE = {Op.NOP, Op.PART, Op.ARGMAX, Op.ARGMAX_FOLD}  # no numbers, or tests of their own

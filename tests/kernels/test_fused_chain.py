@@ -6,6 +6,8 @@ that gives one linear's rows to another, a state that a head writes for its neig
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -85,13 +87,54 @@ def test_mla_heads_are_their_parts(bodies):
     head = LATENT + ROPE
     qlat_inputs = {"q": s["q"], "kv_b": s["kv_b"]}
     q = run_parts(bodies, Op.MLA_QLAT, qlat_inputs, sizes, HEADS * head, head)
-    attend = {name: p[name] for name in ("latent", "rope", "scale", "page_tokens")}
+    attend = {name: p[name] for name in ("latent", "rope", "scale", "page_tokens")} | {"pages": 3}
     ctx = run_parts(bodies, Op.MLA_ATTEND, {"q": q, "cache": s["cache"]}, attend, HEADS * LATENT,
                     LATENT, tokens=tokens)  # fmt: skip
     inputs = {"ctx": ctx, "kv_b": s["kv_b"], "gate": s["gate"]}
     uv = {"nope": NOPE, "v": V, "latent": LATENT}
     parts = run_parts(bodies, Op.MLA_UV_GATE, inputs, uv, HEADS * V)
     assert np.array_equal(words(bodies, Op.MLA_HEADS), parts.view(np.uint32))
+
+
+def test_a_query_is_its_parts(bodies):
+    case = CASES[Op.MLA_QUERY]
+    s, p = case.stored, case.params
+    linear = {name: s[name] for name in ("x", "norm", "w")}
+    sizes = {"K": p["K"], "eps": p["eps"], "head_only": 0}
+    q = run_parts(bodies, Op.NORM_GEMV_BF16, linear, sizes, HEADS * (NOPE + ROPE))
+    qlat = {"nope": NOPE, "rope": ROPE, "latent": LATENT, "v": V}
+    head = LATENT + ROPE
+    parts = run_parts(bodies, Op.MLA_QLAT, {"q": q, "kv_b": s["kv_b"]}, qlat, HEADS * head, head)
+    assert np.array_equal(words(bodies, Op.MLA_QUERY), parts.view(np.uint32))
+
+
+def by_pages(bodies, first: int, order=(0, 1, 2)) -> tuple[np.ndarray, np.ndarray]:
+    """Attention from position `first` on, by heads and by pages that merge in an order."""
+    case, merge = CASES[Op.MLA_PAGES], CASES[Op.MLA_MERGE]
+    s, tokens = case.stored, replace(case.tokens(), first=first)
+    ctx = run_parts(bodies, Op.MLA_ATTEND, s, case.params, HEADS * LATENT, LATENT, tokens=tokens)
+    uv = {"ctx": ctx, "kv_b": merge.stored["kv_b"], "gate": merge.stored["gate"]}
+    numbers = {name: merge.params[name] for name in ("nope", "v", "latent")}
+    want = run_parts(bodies, Op.MLA_UV_GATE, uv, numbers, HEADS * V)
+    parts = np.full((T, case.width), np.nan, np.float32)  # a page nobody sees must not be read
+    bodies.run(case.op, {**s, "y": parts}, n_units=3, width=case.width, unit_cols=case.unit_cols,
+               params=case.params, tokens=tokens)  # fmt: skip
+    pages = np.ascontiguousarray(parts.reshape(T, 3, -1)[:, list(order)].reshape(T, -1))
+    got = run_parts(bodies, Op.MLA_MERGE, {**merge.stored, "parts": pages}, merge.params,
+                    HEADS * V, V, tokens=tokens)  # fmt: skip
+    return got, want
+
+
+@pytest.mark.parametrize("first", [0, 100, 250, 254, 256, 509, 600])
+def test_pages_merged_are_the_attention(bodies, first):
+    got, want = by_pages(bodies, first)
+    assert np.array_equal(got.view(np.uint32), want.view(np.uint32))
+
+
+def test_pages_merged_in_another_order_are_the_same_softmax_with_other_bits(bodies):
+    got, want = by_pages(bodies, 600, order=(2, 1, 0))
+    np.testing.assert_allclose(got, want, rtol=1e-3, atol=1e-5)
+    assert not np.array_equal(got.view(np.uint32), want.view(np.uint32))
 
 
 def test_own_choice_of_experts_is_the_routers(bodies):

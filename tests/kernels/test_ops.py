@@ -409,7 +409,7 @@ def test_out_of_range_is_a_fault(bodies):
     case = CASES[Op.EMBED_BF16]
     tokens = Tokens(T, ids=np.array([0, 1, 30, 2, 3], np.uint32))
     assert execute_fault(bodies, case, case.stored, tokens) == RANGE << 32 | 2
-    for op in (Op.MLA_CACHE, Op.MLA_ATTEND, Op.MLA_HEADS):
+    for op in (Op.MLA_CACHE, Op.MLA_ATTEND, Op.MLA_HEADS, Op.MLA_PAGES, Op.MLA_MERGE):
         case = CASES[op]
         tokens = replace(case.tokens(), first=3 * 256 - 2)
         stored = {k: v.copy() for k, v in case.stored.items()}
@@ -424,7 +424,8 @@ def test_short_scratch_is_a_fault(bodies):
         stored = {k: v.copy() for k, v in case.stored.items()}
         fault = execute_fault(bodies, case, stored, scratch_floats=0)
         assert fault in (0, SCRATCH << 32 | (fault & 0xFFFFFFFF)), op.name
-        if op in (Op.NORM_GEMV_BF16, Op.ATTN_RES, Op.KDA_CORE, Op.MLA_ATTEND, Op.MOE_DOWN_MXFP4):
+        if op in (Op.NORM_GEMV_BF16, Op.ATTN_RES, Op.KDA_CORE, Op.MLA_ATTEND, Op.MOE_DOWN_MXFP4,
+                  Op.MLA_QUERY, Op.MLA_PAGES, Op.MLA_MERGE):  # fmt: skip
             assert fault >> 32 == SCRATCH, op.name
 
 

@@ -42,8 +42,8 @@ def test_draws_tell_operands_apart() -> None:
 # Mutants that compute the same: defaults that no run leaves in place, a row's first number compared
 # with itself, and lengths that are equal by the sizes.
 SAME = [
-    "Algebra: 2 -> 3", "Algebra: 1 -> 2", "largest_of: 1: -> :", "_part: rn -> rp",
-    "_delta: v -> k", "_delta: v -> k", "_kda_heads: q -> k", "_attend_head: :latent -> :",
+    "Algebra: 2 -> 3", "Algebra: 1 -> 2", "Algebra: 2 -> 3", "largest_of: 1: -> :",
+    "_part: rn -> rp", "_delta: v -> k", "_delta: v -> k", "_kda_heads: q -> k", "_page: :latent -> :",
 ]  # fmt: skip
 
 

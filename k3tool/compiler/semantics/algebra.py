@@ -16,7 +16,8 @@ class Algebra:
 
     `round` is what mode bf16 does to a value at a rounding point, which an op's flag switches on.
     `choose(k, scores, bias)` returns the ids of experts, ascending. `ranks` share row-parallel
-    products; head-only linears compute tokens from `head_from` on.
+    products; head-only linears compute tokens from `head_from` on; latent attention takes
+    `page_tokens` positions at a time.
     """
 
     exp: Callable[[Number], Number]
@@ -28,6 +29,7 @@ class Algebra:
     tiny: Number
     ranks: int = 2
     head_from: int = 1
+    page_tokens: int = 2
 
     def rnd(self, flag: int, x: Number) -> Number:
         """Return a number behind a rounding point."""
