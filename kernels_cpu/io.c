@@ -12,6 +12,7 @@
 int k3_io_open(K3IoFile *file, const char *path, uint64_t bytes, char *why, size_t why_bytes) {
     struct stat st;
     file->is_direct = 1;
+    file->is_kept = 0;
     file->fd = open(path, O_RDONLY | O_CLOEXEC | O_DIRECT);
     if (file->fd < 0 && errno == EINVAL) { /* a file system in memory, say: its pages are the storage */
         file->is_direct = 0;
@@ -52,9 +53,14 @@ int k3_io_read(const K3IoFile *file, uint64_t offset, uint64_t bytes, char *page
         if (at < need && k3_io_down(at) <= got) return refuse(fault, K3_IO_SHORT, 0, offset, bytes);
         got = at < need ? k3_io_down(at) : at; /* a direct read goes on from a page's start */
     }
-    if (!file->is_direct) posix_fadvise(file->fd, (off_t)first, (off_t)all, POSIX_FADV_DONTNEED);
+    if (!file->is_direct && !file->is_kept) posix_fadvise(file->fd, (off_t)first, (off_t)all, POSIX_FADV_DONTNEED);
     if (fstat(file->fd, &st) != 0) return refuse(fault, K3_IO_ERROR, errno, offset, bytes);
     if ((uint64_t)st.st_size != file->bytes || st.st_mtim.tv_sec != file->modified_s || st.st_mtim.tv_nsec != file->modified_ns)
         return refuse(fault, K3_IO_CHANGED, 0, offset, bytes);
     return 0;
+}
+
+void k3_io_words(const K3IoFault *fault, const char *path, char *why, size_t why_bytes) {
+    snprintf(why, why_bytes, "%s: bytes %llu to %llu: %s", path, (unsigned long long)fault->offset, (unsigned long long)(fault->offset + fault->bytes),
+             fault->kind == K3_IO_ERROR ? strerror(fault->error) : fault->kind == K3_IO_SHORT ? "the file ends before" : "changed since it was opened");
 }

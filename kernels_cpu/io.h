@@ -10,6 +10,7 @@
 typedef struct K3IoFile {
     int fd; /* -1: nobody asked for it */
     int is_direct;
+    int is_kept; /* read with the page cache, it leaves its pages there */
     uint64_t bytes; /* by its header */
     int64_t modified_s, modified_ns;
 } K3IoFile;
@@ -35,5 +36,8 @@ int k3_io_open(K3IoFile *file, const char *path, uint64_t bytes, char *why, size
  * for all of them: offset's byte comes to pages + offset % K3_IO_PAGE. Returns 0, or -1 with *fault filled in but for the
  * file's number. A file that was written since it was opened is a fault: half of it may be another model's. */
 int k3_io_read(const K3IoFile *file, uint64_t offset, uint64_t bytes, char *pages, K3IoFault *fault);
+
+/* One line on a fault of the file at `path`. */
+void k3_io_words(const K3IoFault *fault, const char *path, char *why, size_t why_bytes);
 
 #endif

@@ -1,6 +1,8 @@
-/* Mapping files and laying out segments. Nothing here touches a weight: pages come in when an op reads them. */
+/* Mapping files and laying out segments. Nothing here touches a weight: pages come in when an op reads them, unless the
+ * weights are copied (copy.c) or read under a budget (residency.c). */
 #include "memory.h"
 
+#include "copy.h"
 #include "huge.h"
 
 #include <errno.h>
@@ -36,10 +38,11 @@ static const char *map_file(const K3Image *image, uint32_t index, char *why, siz
     return base == MAP_FAILED ? NULL : base;
 }
 
-/* Map the files that some tensor is read from in place. */
-static int map_files(const K3Image *image, const char **file, char *why, size_t why_bytes) {
+/* Map the files that some tensor is read from in place: where weights are copied, only tables of rows are. */
+static int map_files(const K3Image *image, int copies, const char **file, char *why, size_t why_bytes) {
     for (uint32_t i = 0; i < image->n_tensors; i++) {
         const K3TensorRow *t = &image->tensors[i];
+        if (copies && (t->place != K3_PLACE_FILE || !k3_is_row_table(image, i))) continue;
         if (t->place == K3_PLACE_FILE && file[t->file] == NULL && (file[t->file] = map_file(image, t->file, why, why_bytes)) == NULL) return -1;
         for (uint32_t e = t->expert0; t->place == K3_PLACE_EXPERTS && e < t->expert0 + t->n_experts; e++) {
             const uint32_t parts[2] = {image->experts[e].packed_file, image->experts[e].scale_file};
@@ -58,25 +61,27 @@ static void *aligned(const char *data, uint64_t bytes, uint32_t elem_bytes) {
     return copy;
 }
 
-static int place_tensors(K3Memory *m, const K3Image *image, const char **file, char *why, size_t why_bytes) {
+/* `copy`: files' copies, 0 where weights are mapped. Tables of rows are mapped either way. */
+static int place_tensors(K3Memory *m, const K3Image *image, const char **file, const char **copy, char *why, size_t why_bytes) {
     const K3ImageHeader *h = image->header;
     char *arena = k3_huge_alloc(h->arena_bytes), *own = k3_huge_alloc(h->private_bytes);
     char *peer = k3_segment(m, h->rank) + m->stride - h->peer_bytes;
     if (arena == NULL || own == NULL) return REFUSE("memory for activations: %s", strerror(errno));
     for (uint32_t i = 0; i < image->n_tensors; i++) {
         const K3TensorRow *t = &image->tensors[i];
+        const char **base = copy == NULL || k3_is_row_table(image, i) ? file : copy;
         void *p = NULL;
         for (uint32_t e = t->expert0; t->place == K3_PLACE_EXPERTS && e < t->expert0 + t->n_experts; e++) {
             const K3ExpertRow *row = &image->experts[e];
-            m->experts[e].packed = (const uint8_t *)file[row->packed_file] + row->packed_offset;
-            m->experts[e].scale = (const uint8_t *)file[row->scale_file] + row->scale_offset;
+            m->experts[e].packed = (const uint8_t *)base[row->packed_file] + row->packed_offset;
+            m->experts[e].scale = (const uint8_t *)base[row->scale_file] + row->scale_offset;
         }
         if (t->place == K3_PLACE_ARENA) p = arena + t->offset;
         else if (t->place == K3_PLACE_PRIVATE) p = own + t->offset;
         else if (t->place == K3_PLACE_PEER) p = peer + t->offset;
         else if (t->place == K3_PLACE_EXPERTS || t->place == K3_PLACE_SLOTS) p = m->experts + t->expert0;
         else if (t->place == K3_PLACE_PINNED || t->place == K3_PLACE_RING) p = k3_residency_tensor(m->residency, t);
-        else p = aligned(file[t->file] + t->offset, t->bytes, t->elem_bytes);
+        else p = aligned(base[t->file] + t->offset, t->bytes, t->elem_bytes);
         if (p == NULL) return REFUSE("memory for tensor %u: %s", i, strerror(errno));
         m->tensor[i] = p;
     }
@@ -114,22 +119,24 @@ static int map_logits(K3Memory *m, const K3Image *image, const char *path, char 
     return 0;
 }
 
-int k3_memory_open(K3Memory *m, const K3Image *image, const char *shared_path, const char *logits_path,
+int k3_memory_open(K3Memory *m, const K3Image *image, const char *shared_path, const char *logits_path, int copies,
                    uint32_t n_lines, char *why, size_t why_bytes) {
     memset(m, 0, sizeof *m);
-    const char **file = calloc(image->n_files + 1u, sizeof *file);
+    const char **file = calloc(image->n_files + 1u, sizeof *file), **copy = copies ? calloc(image->n_files + 1u, sizeof *copy) : NULL;
     m->tensor = calloc(image->n_tensors + 1u, sizeof *m->tensor);
     m->experts = calloc(image->n_experts + 1u, sizeof *m->experts);
     m->admitted = calloc(image->n_experts + 1u, 1);
-    if (file == NULL || m->tensor == NULL || m->experts == NULL || m->admitted == NULL) return REFUSE("out of memory");
-    if (map_files(image, file, why, why_bytes) != 0) return -1;
+    if (file == NULL || (copies && copy == NULL) || m->tensor == NULL || m->experts == NULL || m->admitted == NULL) return REFUSE("out of memory");
+    if (map_files(image, copies, file, why, why_bytes) != 0) return -1;
     if (map_shared(m, image, shared_path, n_lines, why, why_bytes) != 0) return -1;
     if (logits_path != NULL && map_logits(m, image, logits_path, why, why_bytes) != 0) return -1;
     const K3ImageHeader *h = image->header;
     m->residency = k3_residency_open(image, m->experts, h->n_load_queues + h->n_fetch_queues, k3_progress_line(m, h->rank, 0), why, why_bytes);
     if (m->residency == NULL && why[0] != 0) return -1;
-    const int rc = place_tensors(m, image, file, why, why_bytes);
+    if (copies && k3_copy_weights(image, copy, n_lines, k3_progress_line(m, h->rank, 0), why, why_bytes) != 0) return -1;
+    const int rc = place_tensors(m, image, file, copy, why, why_bytes);
     free(file);
+    free(copy);
     return rc;
 }
 

@@ -1,4 +1,4 @@
-/* A rank's memory: weights mapped from their files, its own buffers, and the segments that ranks share. */
+/* A rank's memory: weights mapped from their files or copied, its own buffers, and the segments that ranks share. */
 #ifndef K3_CPU_MEMORY_H
 #define K3_CPU_MEMORY_H
 
@@ -20,9 +20,9 @@ typedef struct K3Memory {
     uint64_t logits_rows;
 } K3Memory;
 
-/* Map everything; under a budget read what has to be there from the start. `n_lines`: progress lines, one for each thread
- * of the team. Returns 0, or -1 with one line in `why`. `logits_path` may be 0. */
-int k3_memory_open(K3Memory *memory, const K3Image *image, const char *shared_path, const char *logits_path,
+/* Map everything; under a budget read what has to be there from the start; if `copies`, all weights but tables of rows
+ * (copy.h). `n_lines`: progress lines, one for each thread of the team. Returns 0, or -1 with one line in `why`. `logits_path` may be 0. */
+int k3_memory_open(K3Memory *memory, const K3Image *image, const char *shared_path, const char *logits_path, int copies,
                    uint32_t n_lines, char *why, size_t why_bytes);
 
 static inline char *k3_segment(const K3Memory *m, uint32_t rank) {

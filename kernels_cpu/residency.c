@@ -125,10 +125,7 @@ static int read_start(K3Residency *r, uint32_t n_threads, uint32_t *progress, ch
     starter_main(&s);
     for (uint32_t i = 0; i < n; i++) pthread_join(thread[i], NULL);
     if (s.fault == K3_FAULT_NONE) return 0;
-    const K3IoFault *f = &r->io_fault;
-    snprintf(why, why_bytes, "%s: bytes %llu to %llu: %s", r->image->text + r->image->files[f->file].path_offset, (unsigned long long)f->offset,
-             (unsigned long long)(f->offset + f->bytes),
-             f->kind == K3_IO_ERROR ? strerror(f->error) : f->kind == K3_IO_SHORT ? "the file ends before" : "changed since it was opened");
+    k3_io_words(&r->io_fault, r->image->text + r->image->files[r->io_fault.file].path_offset, why, why_bytes);
     return -1;
 }
 

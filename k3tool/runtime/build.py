@@ -63,6 +63,7 @@ _UNITS = (
     Unit("interp", "interp.c", ("-O2",)),
     Unit("observe", "observe.c", ("-O2",)),
     Unit("memory", "memory.c", ("-O2",)),
+    Unit("copy", "copy.c", ("-O2",)),
     Unit("io", "io.c", ("-O2",)),
     Unit("residency", "residency.c", ("-O2",)),
     Unit("trace", "trace.c", ("-O2",)),
