@@ -25,7 +25,8 @@ class RunOptions:
     `threads` is per rank. `prefill` names the program that reads the prompt; `decode` reads one
     token a step. `numerics`, `without` and `eps` change the plan. `memory_bytes` is for all ranks
     and the driver; None maps the weights and leaves memory to the system. `expert_trace` is where
-    to record which experts were asked for. `interpreter` runs another build of `k3-cpu`.
+    to record which experts were asked for. `interpreter` runs another build of `k3-cpu`. `target`
+    is refused where it is not here; nothing else runs in its place.
     """
 
     source: Path
@@ -51,6 +52,7 @@ class RunOptions:
     without: tuple[str, ...] = ()
     eps: Mapping[str, float] = field(default_factory=dict)
     interpreter: Path | None = None
+    target: str = "cpu"
 
 
 def parse_ids(text: str) -> tuple[int, ...]:

@@ -30,6 +30,7 @@ from k3tool.runtime.cache import (
 from k3tool.runtime.expert_trace import TraceFile
 from k3tool.runtime.fault_words import fault_error
 from k3tool.runtime.finite import require_finite
+from k3tool.runtime.gpu_device import builds_of, require_device
 from k3tool.runtime.image import Request, build_image, image_paths
 from k3tool.runtime.interpreter import check_leaves, load
 from k3tool.runtime.options import RunOptions, check_length, check_request, logits_shape
@@ -38,6 +39,7 @@ from k3tool.runtime.room import check_room
 from k3tool.runtime.stop_ids import stop_ids
 from k3tool.runtime.tokens import TOKEN_DTYPE, write_tokens
 from k3tool.runtime.weights import RankWeights
+from k3tool.targets import get_target
 
 Array = npt.NDArray[Any]
 Event = dict[str, Any]
@@ -121,6 +123,7 @@ def run_model(
     trap, die or differ; TargetError when this machine cannot.
     """
     quiet: Say = say or (lambda text: None)
+    _require_target(options.target, quiet)
     source = open_source(options)
     check_request(options, source.config)
     if source.checkpoint is not None:
@@ -159,6 +162,15 @@ def run_model(
         else:
             trace.publish()
     return result
+
+
+def _require_target(target: str, say: Say) -> None:
+    """Refuse a target that is not here before anything is read."""
+    if get_target(target).family == "cpu":
+        return
+    for line in builds_of(target):
+        say(line)
+    require_device(target)
 
 
 def _close(weights: Sequence[RankWeights]) -> None:

@@ -10,10 +10,21 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from k3tool.isa.table import SPECS
+from k3tool.runtime import build
 from tests.kernels.conftest import ROOT
 from tests.kernels.test_simt_leaves import FLAGS, FOLDER, FORWARD, VENDOR_LANES
 
-UNITS = ("main", "image", "memory", "io", "residency", "trace")
+# The parts of `k3-cpu` that know neither leaves nor the loop.
+OWN = {
+    "ops_body.c",
+    "measure_loops.c",
+    "measure.c",
+    "measure_io.c",
+    "cpu.c",
+    "interp.c",
+    "observe.c",
+}
+UNITS = [unit.source for unit in build._UNITS if unit.source not in OWN]
 CXX = [
     *(flag for flag in FLAGS if flag not in {"-shared", "-fPIC"}),
     "-Wno-missing-field-initializers", "-fno-exceptions", "-fno-rtti", "-fno-threadsafe-statics",
@@ -35,8 +46,8 @@ class Emulated:
     defines: tuple[str, ...] = ()
     edits: tuple[tuple[str, str], ...] = ()
 
-    def build(self, folder: Path) -> Path:
-        """Compile and link into `folder`; return the executable."""
+    def build(self, folder: Path, shared: Path) -> Path:
+        """Compile into `folder` and link with what `build_shared` left; return the executable."""
         self._edited(folder)
         specs = [spec for _, spec in sorted(SPECS.items()) if self.vendor in spec.targets]
         names = [spec.name for spec in specs if spec.name != self.without]
@@ -51,18 +62,12 @@ class Emulated:
         }  # fmt: skip
         folders = (folder, FOLDER, ROOT / "kernels_common")
         _run([
-            "g++", *CXX, *(f"-D{name}={value}" for name, value in defines.items()),
+            "g++", *CXX, *(["-O1"] if self.edits else []),
+            *(f"-D{name}={value}" for name, value in defines.items()),
             *(f"-D{name}" for name in self.defines), *(f"-I{path}" for path in folders), "-c",
             str(FOLDER / "interp_host.cpp"), "-o", str(folder / "host.o"),
         ])  # fmt: skip
-        objects = [str(folder / "host.o")]
-        for unit in UNITS:
-            objects.append(str(folder / f"{unit}.o"))
-            _run([
-                "gcc", "-std=gnu11", "-O1", "-pthread", '-DK3_SOURCE_HASH="emulated"',
-                f"-I{ROOT / 'kernels_cpu'}", f"-I{ROOT / 'kernels_common'}", "-c",
-                str(ROOT / "kernels_cpu" / f"{unit}.c"), "-o", objects[-1],
-            ])  # fmt: skip
+        objects = [str(folder / "host.o"), *(str(path) for path in shared.glob("*.o"))]
         made = folder / "emulated"
         _run(["gcc", "-pthread", *objects, "-lm", "-o", str(made)])
         return made
@@ -75,6 +80,16 @@ class Emulated:
             assert text.count(old) == 1, old
             text = text.replace(old, new)
         (folder / "simt_interp.h").write_text(text)
+
+
+def build_shared(folder: Path) -> None:
+    """Compile what all emulated devices share with `k3-cpu`."""
+    for source in UNITS:
+        _run([
+            "gcc", "-std=gnu11", "-O1", "-pthread", '-DK3_SOURCE_HASH="emulated"',
+            f"-I{ROOT / 'kernels_cpu'}", f"-I{ROOT / 'kernels_common'}", "-c",
+            str(ROOT / "kernels_cpu" / source), "-o", str(folder / f"{source}.o"),
+        ])  # fmt: skip
 
 
 def _run(command: list[str]) -> None:

@@ -16,7 +16,7 @@ import pytest
 
 from k3tool.errors import K3Error, TargetError, UnsoundError
 from k3tool.runtime.run import RunResult
-from tests.kernels.emulated import Emulated
+from tests.kernels.emulated import Emulated, build_shared
 from tests.kernels.test_simt_leaves import REVERSE, STRIDED
 from tests.oracle.conftest import digest
 
@@ -31,10 +31,12 @@ HIP = Emulated("hip", domains=8, order=REVERSE)
 def emulated(tmp_path_factory: pytest.TempPathFactory) -> Build:
     """Return a function that builds an emulated device, each once."""
     made: dict[Emulated, Path] = {}
+    shared = tmp_path_factory.mktemp("shared")
+    build_shared(shared)
 
     def build(device: Emulated) -> Path:
         if device not in made:
-            made[device] = device.build(tmp_path_factory.mktemp(device.vendor))
+            made[device] = device.build(tmp_path_factory.mktemp(device.vendor), shared)
         return made[device]
 
     return build
