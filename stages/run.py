@@ -223,7 +223,7 @@ _POSITIVE = click.IntRange(min=1)
     type=_POSITIVE,
     help=f"Workgroups of the program. Default: {get_target('cpu').workgroups}.",
 )
-@click.option("--target", default="cpu", show_default=True, help="What to run on, no other instead.")
+@click.option("--target", default="cpu", show_default=True, help="What to run on.")
 @common.numerics(default=None)
 @click.option("--leaves", type=click.Choice(LEAVES), default="auto", show_default=True,
               help="Instruction set of the op bodies; the bits are the same.")  # fmt: skip
