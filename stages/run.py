@@ -15,6 +15,7 @@ from k3tool.artifact import canonical_json
 from k3tool.atomic import Output, artifact_output, atomic_path, check_outputs
 from k3tool.errors import UsageError
 from k3tool.runtime.budget import PRESETS
+from k3tool.runtime.copying import CHOICES
 from k3tool.runtime.expert_trace import MAGIC as TRACE_MAGIC
 from k3tool.runtime.foresee import Foreseen, foresee, measured_rates, preset_bytes
 from k3tool.runtime.interpreter import LEAVES
@@ -229,6 +230,9 @@ _POSITIVE = click.IntRange(min=1)
               help="Instruction set of the op bodies; the bits are the same.")  # fmt: skip
 @click.option("--prefill", type=click.Choice(["prefill", "decode"]), default="prefill",
               show_default=True, help="Program that reads the prompt.")  # fmt: skip
+@click.option("--weights", type=click.Choice(CHOICES), default="auto", show_default=True,
+              help="Read them into memory first, or use them as files are mapped; auto copies "
+              "for a long run where there is room.")  # fmt: skip
 @click.option(
     "--memory",
     metavar="SIZE",

@@ -24,7 +24,8 @@ class RunOptions:
 
     `threads` is per rank. `prefill` names the program that reads the prompt; `decode` reads one
     token a step. `numerics`, `without` and `eps` change the plan. `memory_bytes` is for all ranks
-    and the driver; None maps the weights and leaves memory to the system. `expert_trace` is where
+    and the driver; None maps the weights and leaves memory to the system, or copies them as
+    `weights` says (``k3tool.runtime.copying``). `expert_trace` is where
     to record which experts were asked for. `interpreter` runs another build of `k3-cpu`. `target`
     is refused where it is not here; nothing else runs in its place.
     """
@@ -47,6 +48,7 @@ class RunOptions:
     plan: Path | None = None
     deadline_seconds: float = 60.0
     memory_bytes: int | None = None
+    weights: str = "auto"
     expert_trace: Path | None = None
     prefill: str = "prefill"
     without: tuple[str, ...] = ()

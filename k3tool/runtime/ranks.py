@@ -45,6 +45,7 @@ class Launch:
     deadline_seconds: float = 60.0
     logits_shape: tuple[int, int] | None = None
     program: str = "the program"  # what the images are made of, for messages
+    copies: bool = False  # weights are read into memory first, not used as mapped
     n_io: int = 0  # threads that read weights, per rank
     expert_trace: int | None = None  # a descriptor that rank 0 writes K3ExpertEvent rows to
     trace_events: int = 0  # a worker; 0 for no trace
@@ -137,6 +138,8 @@ class RankGroup:
             "--records", str(writing), "--threads", str(launch.n_threads),
             "--leaves", launch.leaves, "--deadline", repr(launch.deadline_seconds),
         ]  # fmt: skip
+        if launch.copies:
+            command += ["--copy", "1"]
         passed = [at, shared, writing]
         if self._logits is not None:
             command += ["--logits", _open_path(self._logits)]

@@ -27,6 +27,7 @@ from k3tool.runtime.cache import (
     program,
     rank_weights,
 )
+from k3tool.runtime.copying import copies
 from k3tool.runtime.expert_trace import TraceFile
 from k3tool.runtime.fault_words import fault_error
 from k3tool.runtime.finite import require_finite
@@ -143,19 +144,20 @@ def run_model(
             for rank, folder in enumerate(weights.ranks)
         ]
         check_room(images, weights.ranks)
+        copied = copies(options.weights, streams.isa, weights.ranks, options.gen)
     finally:
         _close(weights.ranks)
     launch = Launch(
         interpreter.path, images, _threads(options, source.tp), options.leaves,
         options.deadline_seconds, logits_shape(options, source.config), streams.name,
-        n_io=streams.isa.crew.load + streams.isa.crew.fetch,
+        copies=copied, n_io=streams.isa.crew.load + streams.isa.crew.fetch,
     )  # fmt: skip
     job = _Job(options, source, streams, weights, request)
     if streams.isa.residency is not None:
         give_back()
     with TraceFile(options.expert_trace, streams.isa) as trace:
         launch = replace(launch, expert_trace=trace.descriptor)
-        result = _run_ranks(job, launch, on_event or (lambda event: None))
+        result = _run_ranks(job, launch, on_event or (lambda event: None), quiet)
         failed = result.reading.trace_error if result.reading is not None else 0
         if failed:
             (note or quiet)(f"{options.expert_trace}: {os.strerror(failed)}: no trace is written")
@@ -207,10 +209,12 @@ def _request(options: RunOptions, program: Program, source: Source) -> Request:
 # -- the ranks' life ---------------------------------------------------------------------------
 
 
-def _run_ranks(job: _Job, launch: Launch, on_event: OnEvent) -> RunResult:
+def _run_ranks(job: _Job, launch: Launch, on_event: OnEvent, say: Say) -> RunResult:
     options, tally = job.options, _Tally()
     with RankGroup(launch) as group:
         try:
+            if launch.copies:
+                say("reading the weights into memory")
             group.wait_ready()
             on_event(_start_event(job, launch, group.leaves))
             for rows in group.steps():
@@ -309,6 +313,7 @@ def _start_event(job: _Job, launch: Launch, leaves: str) -> Event:
         "tp": source.tp,
         "threads": launch.n_threads,
         "memory_bytes": options.memory_bytes,
+        "copied": launch.copies,
         "workgroups": isa.n_workgroups,
         "leaves": leaves,
         "numerics": isa.params["numerics"],
