@@ -49,7 +49,7 @@ K3_FN int k3_not_finite(float f) { return (k3_f32_to_bits(f) & K3_BITS_INF) == K
  * n = 128 has no binary32 power; the first product is exact, so the last multiplication is the only one
  * that rounds, overflows or flushes. Building 2^n by integer addition to the exponent of e^r instead would
  * keep a subnormal result that every vector unit under FTZ turns into zero. */
-K3_FN float k3_exp(float x) {
+K3_INLINE float k3_exp(float x) {
     const float magic = 12582912.0f;
     const float t = k3_fma(x, 1.44269502f, magic);
     const float n = t - magic;
@@ -76,7 +76,7 @@ K3_FN float k3_exp(float x) {
  * |x| < 0.8: x + x^3 p(x^2), p of degree 5 (relative error 2^-28). Elsewhere 1 - 2 / (e^2|x| + 1); used
  * near zero that form would cancel and lose every digit. The sign is put back at the end: carried through the
  * polynomial, -0 would come out as +0. */
-K3_FN float k3_tanh(float x) {
+K3_INLINE float k3_tanh(float x) {
     const float a = k3_bits_to_f32(k3_f32_to_bits(x) & 0x7fffffffu);
     const float y = a * a;
     float p = 0.00158475665f;
@@ -94,15 +94,15 @@ K3_FN float k3_tanh(float x) {
 
 /* ---- compositions, in the order the contract writes them ----------------------------------------- */
 
-K3_FN float k3_sigmoid(float x) { return 1.0f / (1.0f + k3_exp(-x)); }
+K3_INLINE float k3_sigmoid(float x) { return 1.0f / (1.0f + k3_exp(-x)); }
 
-K3_FN float k3_silu(float x) { return x * k3_sigmoid(x); }
+K3_INLINE float k3_silu(float x) { return x * k3_sigmoid(x); }
 
 /* beta tanh(x / beta), a true division: x * (1 / beta) has other bits for every beta but powers of two. */
-K3_FN float k3_softcap(float x, float beta) { return beta * k3_tanh(x / beta); }
+K3_INLINE float k3_softcap(float x, float beta) { return beta * k3_tanh(x / beta); }
 
 /* SiTU: ((b1 tanh(g / b1)) sigmoid(g)) (b2 tanh(u / b2)). The sigmoid takes the uncapped gate. */
-K3_FN float k3_situ(float g, float u, float b1, float b2) {
+K3_INLINE float k3_situ(float g, float u, float b1, float b2) {
     return (k3_softcap(g, b1) * k3_sigmoid(g)) * k3_softcap(u, b2);
 }
 

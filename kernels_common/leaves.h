@@ -113,6 +113,12 @@ K3_FN void k3_mix_rows_f32(const K3Ctx *c, const float *rows, uint64_t ld, uint3
 }
 #endif
 
+#ifdef K3_SOON_LEAF /* a hint: behind the rows of the next MXFP4 leaf, one token's, w and s are read; changes no value */
+K3_LEAF void k3_soon(const K3Ctx *c, const uint8_t *w, const uint8_t *s);
+#else
+K3_FN void k3_soon(const K3Ctx *c, const uint8_t *w, const uint8_t *s) { (void)c, (void)w, (void)s; }
+#endif
+
 #ifdef K3_TOKENS_LEAF /* the dialect's leaves decode a row once for all tokens */
 K3_LEAF void k3_rows_dot_mxfp4_at(const K3Ctx *c, const uint8_t *W, const uint8_t *S, uint32_t row0, uint32_t row1,
                                   uint32_t K, const float *X, const uint32_t *at, uint32_t n_tok, float *Y, uint64_t ldy);

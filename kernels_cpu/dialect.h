@@ -20,6 +20,9 @@
 #if defined(K3_LEAVES_AVX2) || defined(K3_LEAVES_AVX512) || defined(K3_LEAVES_AVX512_BF16)
 #define K3_TOKENS_LEAF 1 /* tiles_mxfp4.h */
 #endif
+#if defined(K3_LEAVES_AVX512) || defined(K3_LEAVES_AVX512_BF16)
+#define K3_SOON_LEAF 1 /* tiles_mxfp4_one.h */
+#endif
 
 /* The lanes of the block share the iterations of [lo, hi). Iterations must not depend on each other, and what
  * one writes is not visible to the others before K3_SYNC. Never put a leaf call inside: a GPU leaf needs all

@@ -17,13 +17,10 @@
 K3_FN void k3_head_conv(K3Ctx *c, const K3Inst *inst, uint32_t x, uint32_t conv, uint32_t taps, uint32_t t, uint32_t h,
                         float *y) {
     const uint32_t D = inst->unit_cols, width = inst->width;
-    const float *row = k3_in(c, inst, x) + (uint64_t)t * width;
-    float *kept = k3_conv_taps(c, inst, taps, t);
     const int first = c->step->position[t] == 0u, round = k3_flag(inst, K3_KDA_HEADS_ROUND);
-    K3_FOR(j, 0, D) {
-        const float v = k3_conv_channel(row[h * D + j], k3_in(c, inst, conv), kept, width, h * D + j, first);
-        y[j] = k3_rnd(k3_silu(v), round);
-    }
+    k3_conv_channels(c, k3_in(c, inst, x) + (uint64_t)t * width, k3_in(c, inst, conv), k3_conv_taps(c, inst, taps, t), width,
+                     h * D, h * D + D, first, y);
+    K3_FOR(j, 0, D) { y[j] = k3_rnd(k3_silu(y[j]), round); }
 }
 
 /* One head of one token; work: 7 D floats. */

@@ -43,6 +43,17 @@ K3_FN void k3_combine_add(K3Ctx *c, const K3Combine *m, const K3Union *u, uint32
     K3_SYNC(c); /* the next expert overwrites d */
 }
 
+/* Behind rows r of one expert come the next expert's, or the first one's from `row` on. */
+K3_FN void k3_combine_soon(K3Ctx *c, const K3Combine *m, const K3Union *u, uint32_t r, uint32_t row, uint32_t u1) {
+    uint32_t e = k3_union_peek(u);
+    if (e == K3_UNION_NONE && u->n_tok == 1u && row < u1) {
+        e = u->ids[0];
+        r = row;
+    }
+    if (e == K3_UNION_NONE) return;
+    k3_soon(c, m->w2[e].packed + (uint64_t)r * (m->K / 2u), m->w2[e].scale + (uint64_t)r * (m->K / K3_MX_GROUP));
+}
+
 /* Rows [u0, u1) of every token. work: K3_COMBINE_WORDS. */
 K3_FN void k3_combine(K3Ctx *c, const K3Combine *m, uint32_t u0, uint32_t u1, float *work) {
     const uint32_t n_tok = c->step->n_tokens, rows = K3_COMBINE_ROWS(n_tok), nb = m->n_blocks;
@@ -55,6 +66,7 @@ K3_FN void k3_combine(K3Ctx *c, const K3Combine *m, uint32_t u0, uint32_t u1, fl
         const uint32_t n_rows = k3_min(rows, u1 - r), size = n_rows * nb;
         k3_union_rewind(c, &u);
         while ((n = k3_union_next(c, &u, &e)) != 0u) {
+            k3_combine_soon(c, m, &u, r, r + n_rows, u1);
             k3_blocks_mxfp4_at(c, m->w2[e].packed, m->w2[e].scale, r, r + n_rows, m->K, nb, m->x, u.at, n, d, size,
                                m->x_bf16);
             K3_SYNC(c);

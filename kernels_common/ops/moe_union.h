@@ -62,4 +62,7 @@ K3_FN uint32_t k3_union_next(K3Ctx *c, const K3Union *u, uint32_t *expert) {
     return n;
 }
 
+/* The expert that k3_union_next would return now, K3_UNION_NONE at the end or where several tokens choose. */
+K3_FN uint32_t k3_union_peek(const K3Union *u) { return u->n_tok == 1u ? k3_union_id(u, 0u) : K3_UNION_NONE; }
+
 #endif

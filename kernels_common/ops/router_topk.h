@@ -36,6 +36,8 @@ K3_FN void k3_route_row(K3Ctx *c, const K3Router *m, float *work, uint32_t *rout
     K3_FOR(e, 0, E) {
         score[e] = k3_sigmoid(logits[e]);
         choice[e] = score[e] + bias[e];
+    }
+    K3_FOR(e, 0, E) { /* by itself: the sums above are computed several at a time */
         k3_check_finite(c, logits[e], token);
         k3_check_finite(c, choice[e], token);
     }

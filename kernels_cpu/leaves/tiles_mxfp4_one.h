@@ -65,11 +65,42 @@ K3V_INLINE k3v_f k3v_mx_square(int mode, const k3v_mx_at *at, const uint8_t *x, 
     return k3v_mx_square_f32(q);
 }
 
-/* From the tile at row r on, `ahead` rows lie before what is to be prefetched. */
-K3V_INLINE k3v_mx_next k3v_mx_next_of(const k3v_mx *m, uint32_t ahead) {
-    k3v_mx_next next;
-    next.w = (uint64_t)ahead * (m->K / 2u);
-    next.s = (uint64_t)ahead * (m->K / K3_MX_GROUP);
+/* What the body reads after these rows: set by k3_soon, taken by the next walk. A hint only, so no argument of leaves. */
+static _Thread_local struct {
+    const uint8_t *w, *s;
+} k3v_soon;
+
+K3_LEAF void k3_soon(const K3Ctx *c, const uint8_t *w, const uint8_t *s) {
+    (void)c;
+    k3v_soon.w = w;
+    k3v_soon.s = s;
+}
+
+/* Rows [.., row1) are followed by what comes soon: prefetching the rows behind them would fetch a third too much where
+ * a slice has 64 of 512 bytes, and every slice would begin with misses. */
+typedef struct {
+    uint32_t ahead, row1; /* rows */
+    const uint8_t *w, *s; /* 0: nothing is known */
+} k3v_mx_course;
+
+K3V_INLINE k3v_mx_course k3v_mx_course_of(const k3v_mx *m, uint32_t row1) {
+    const uint32_t tile = 2u * m->K;
+    const k3v_mx_course c = {4u * (1u + K3V_MX_AHEAD / tile), row1, k3v_soon.w, k3v_soon.s};
+    k3v_soon.w = k3v_soon.s = 0;
+    return c;
+}
+
+K3V_INLINE k3v_mx_next k3v_mx_next_of(const k3v_mx *m, const k3v_mx_course *c, uint32_t r, const k3v_mx_at *at) {
+    const uint64_t packed = m->K / 2u, scales = m->K / K3_MX_GROUP;
+    const uint32_t to = r + c->ahead;
+    k3v_mx_next next = {0, 0};
+    if (to < c->row1) {
+        next.w = c->ahead * packed;
+        next.s = c->ahead * scales;
+    } else if (c->w != 0) {
+        next.w = (uint64_t)(uintptr_t)c->w + (to - c->row1) * packed - (uint64_t)(uintptr_t)at->w[0];
+        next.s = (uint64_t)(uintptr_t)c->s + (to - c->row1) * scales - (uint64_t)(uintptr_t)at->s[0];
+    }
     return next;
 }
 
@@ -78,17 +109,13 @@ K3V_INLINE void k3v_mx_prefetch_scales(const k3v_mx *m, const k3v_mx_at *at, uin
     for (uint32_t i = 0; i < bytes; i += 64u) K3V_PREFETCH(at->s[0] + i + next);
 }
 
-K3V_INLINE uint32_t k3v_mx_rows_ahead(const k3v_mx *m) {
-    const uint32_t tile = 2u * m->K;
-    return 4u * (1u + K3V_MX_AHEAD / tile);
-}
-
 /* D of rows [row0, row1), a multiple of 4 of them, for a multiple of 4 blocks. */
 K3V_INLINE void k3v_mx_walk_blocks_of(int is_chunk, int mode, const k3v_mx *m, uint32_t row0, uint32_t row1, const uint8_t *x, float *D) {
-    const uint32_t ahead = k3v_mx_rows_ahead(m), nb = m->n_blocks, G = m->B / K3_MX_GROUP;
-    const k3v_mx_next next = k3v_mx_next_of(m, ahead);
+    const uint32_t nb = m->n_blocks, G = m->B / K3_MX_GROUP;
+    const k3v_mx_course course = k3v_mx_course_of(m, row1);
     for (uint32_t r = row0; r < row1; r += 4u) {
         const k3v_mx_at at = k3v_mx_rows_at(m, r);
+        const k3v_mx_next next = k3v_mx_next_of(m, &course, r, &at);
         k3v_mx_prefetch_scales(m, &at, next.s);
         for (uint32_t b = 0; b < nb; b += 4u) {
             const k3v_f v = is_chunk ? k3v_mx_square(mode, &at, x, b * K3V_MX_CHUNK_GROUPS, K3V_MX_CHUNK_GROUPS, next.w)
@@ -110,10 +137,10 @@ K3V_INLINE void k3v_mx_walk_blocks(int mode, const k3v_mx *m, uint32_t row0, uin
 
 /* y of rows [row0, row1), a multiple of 4 of them, of one block. */
 K3V_INLINE void k3v_mx_walk_rows(int mode, const k3v_mx *m, uint32_t row0, uint32_t row1, const uint8_t *x, float *y) {
-    const uint32_t ahead = k3v_mx_rows_ahead(m);
-    const k3v_mx_next next = k3v_mx_next_of(m, ahead);
+    const k3v_mx_course course = k3v_mx_course_of(m, row1);
     for (uint32_t r = row0; r < row1; r += 4u) {
         const k3v_mx_at at = k3v_mx_rows_at(m, r);
+        const k3v_mx_next next = k3v_mx_next_of(m, &course, r, &at);
         k3v_f acc[4][K3V_PER_ROW];
         k3v_mx_prefetch_scales(m, &at, next.s);
         k3v_mx_chunks(mode, &at, x, 0, m->K / K3_MX_GROUP, next.w, acc);
