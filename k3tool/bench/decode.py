@@ -20,6 +20,7 @@ from k3tool.isa.device import unpack
 from k3tool.isa.table import ALL_PHASES
 from k3tool.model.graph import MODES
 from k3tool.runtime.cache import open_source, program, rank_weights
+from k3tool.runtime.copying import has_copy
 from k3tool.runtime.image import Request, build_image
 from k3tool.runtime.interpreter import check_leaves, load
 from k3tool.runtime.options import RunOptions, check_request
@@ -38,7 +39,10 @@ NS = 1e-9
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """What to measure, at TP 1: `tokens` a run, behind `context` positions."""
+    """What to measure, at TP 1: `tokens` a run, behind `context` positions.
+
+    `weights` auto copies them where there is room: what a run does that is long enough.
+    """
 
     checkpoint: Path
     numerics: str = "f32"
@@ -50,6 +54,7 @@ class Options:
     workgroups: int | None = None
     chunk: int = 64
     cache: Path | None = None
+    weights: str = "auto"
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,8 +91,7 @@ def bench_decode(options: Options) -> BenchReport:
             lambda: prefill_once(prefill, options.chunk),
             min(PREFILL_REPEATS, options.repeats),
         )
-        threads = probe.threads
-    return _report(options, threads, way, reading, prefilling, middle(seen[1:]))
+    return _report(options, decode.launch, way, reading, prefilling, middle(seen[1:]))
 
 
 def prepare(options: Options, n_threads: int, *, n_prompt: int, context: int) -> Prepared:
@@ -109,6 +113,7 @@ def prepare(options: Options, n_threads: int, *, n_prompt: int, context: int) ->
     request = Request(asked.ids, gen, (), options.chunk)
     try:
         image = build_image(isa, 0, weights.ranks[0], request, source.config.vocab_size)
+        copied = has_copy(options.weights, weights.ranks)
     finally:
         weights.ranks[0].folder.close()
     slices = {name: len(stream.queues.entries) + 1 for name, stream in isa.streams.items()}
@@ -116,6 +121,7 @@ def prepare(options: Options, n_threads: int, *, n_prompt: int, context: int) ->
     launch = Launch(
         interpreter.path, [image], n_threads, options.leaves,
         trace_events=gen * slices["decode"] + chunks * slices["prefill"], first_position=context,
+        copies=copied,
     )  # fmt: skip
     packets = unpack(isa.streams["decode"].instructions[0])
     return Prepared(launch, packets, packet_bytes(packets, isa.tensors, positions - 1))
@@ -157,7 +163,7 @@ def prefill_once(ready: Prepared, chunk: int) -> float:
 
 
 def _report(
-    options: Options, threads: int, way: str, reading: Paired, prefilling: Paired, token: Anatomy
+    options: Options, launch: Launch, way: str, reading: Paired, prefilling: Paired, token: Anatomy
 ) -> BenchReport:
     share, times = reading.ratio, prefilling.ratio
     rows = [
@@ -169,8 +175,8 @@ def _report(
         ("prefill / decode", times, "times"),
     ]
     definition = [
-        f"{options.checkpoint}, mode {options.numerics}, TP 1, {threads} threads, leaves "
-        f"{options.leaves}, context {options.context} (noise), {options.tokens} tokens a run;",
+        f"{options.checkpoint}, mode {options.numerics}, TP 1, {launch.n_threads} threads, leaves "
+        f"{options.leaves}, weights {'copied' if launch.copies else 'mapped'}, context {options.context} (noise), {options.tokens} tokens a run;",
         f"{token.n_bytes / 1e9:.3f} GB touched per token: weights, experts as chosen, KDA states "
         "read and written, latents up to the position, one embedding row;",
         f"read bandwidth: {way}, 2 MiB pages, the same threads; runs in turn; prefill: the last "

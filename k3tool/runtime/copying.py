@@ -35,23 +35,27 @@ def has_room(n_bytes: int) -> bool:
     return least is None or n_bytes <= least.n_bytes * MOST_SHARE
 
 
+def has_copy(choice: str, ranks: Sequence[RankWeights]) -> bool:
+    """Return whether weights are copied by a run long enough. Raises: TargetError as `copies`."""
+    n_bytes = weight_bytes(ranks)
+    if choice == "copied":
+        require_room(n_bytes, "a copy of the weights")
+    return choice == "copied" or (choice == "auto" and has_room(n_bytes))
+
+
 def copies(choice: str, isa: Isa, ranks: Sequence[RankWeights], n_gen: int) -> bool:
     """Return whether to copy. `auto` does where there is room and `n_gen` tokens gain by it.
 
     Raises: TargetError if `copied` is asked for and does not fit; UsageError if under a budget,
     whose weights are read as the budget says.
     """
-    if isa.residency is not None:
-        if choice != "auto":
-            raise UsageError("--weights", got=choice, need="auto under --memory, which decides")
+    if isa.residency is not None and choice != "auto":
+        raise UsageError("--weights", got=choice, need="auto under --memory, which decides")
+    if isa.residency is not None or choice == "mapped":
         return False
-    if choice == "mapped":
+    if choice == "auto" and not pays(isa, weight_bytes(ranks), n_gen):
         return False
-    n_bytes = weight_bytes(ranks)
-    if choice == "copied":
-        require_room(n_bytes, "a copy of the weights")
-        return True
-    return pays(isa, n_bytes, n_gen) and has_room(n_bytes)
+    return has_copy(choice, ranks)
 
 
 def pays(isa: Isa, n_bytes: int, n_gen: int) -> bool:

@@ -4,6 +4,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from k3tool.runtime.copying import CHOICES
 from k3tool.runtime.interpreter import LEAVES
 from k3tool.targets import DEFAULT_CHUNK
 from stages import options as common
@@ -37,14 +38,17 @@ _POSITIVE = click.IntRange(min=1)
 @click.option("--chunk", type=_POSITIVE, default=DEFAULT_CHUNK, show_default=True, metavar="N",
               help="Prompt tokens in a step of prefill.")  # fmt: skip
 @click.option("--cache", type=common.PATH, help="As of run.")
+@click.option("--weights", type=click.Choice(CHOICES), default="auto", show_default=True,
+              help="As of run; auto copies wherever there is room.")  # fmt: skip
 @shared.repeats_option()
 @shared.strict_option()
 @common.as_json()
 def command(strict: bool, as_json: bool, **given: Any) -> None:
     """Measure resident decode as a share of read bandwidth, and prefill against decode.
 
-    The weights stay in memory as mapped; both are measured in turn on the same threads. The anatomy
-    says for the median token what each op moved and took, what hand-offs and idle workers took.
+    The weights stay in memory, copied or as mapped; both are measured in turn on the same threads.
+    The anatomy says for the median token what each op moved and took, what hand-offs and idle
+    workers took.
 
     \b
     Example:
