@@ -176,7 +176,8 @@ def _report(
     ]
     definition = [
         f"{options.checkpoint}, mode {options.numerics}, TP 1, {launch.n_threads} threads, leaves "
-        f"{options.leaves}, weights {'copied' if launch.copies else 'mapped'}, context {options.context} (noise), {options.tokens} tokens a run;",
+        f"{options.leaves}, weights {'copied' if launch.copies else 'mapped'}, "
+        f"context {options.context} (noise), {options.tokens} tokens a run;",
         f"{token.n_bytes / 1e9:.3f} GB touched per token: weights, experts as chosen, KDA states "
         "read and written, latents up to the position, one embedding row;",
         f"read bandwidth: {way}, 2 MiB pages, the same threads; runs in turn; prefill: the last "
