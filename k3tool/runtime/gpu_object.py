@@ -8,14 +8,15 @@ table, would write anywhere in memory; here both are a message. It loads no driv
 from __future__ import annotations
 
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from k3tool.errors import ArtifactError, TargetError
-from k3tool.isa.table import ALL_PHASES, SPECS, Op, isa_hash
+from k3tool.isa.columns import spec_of
+from k3tool.isa.table import ALL_PHASES, Op, isa_hash
 from k3tool.targets import get_build, get_target
 
 if TYPE_CHECKING:
@@ -70,7 +71,8 @@ def read_identity(data: bytes, name: str) -> Identity:
     """
     found = _symbol(data, SYMBOL, name)
     if len(found) < _HEAD.size or found[: len(MAGIC)] != MAGIC:
-        raise ArtifactError(f"{name}: {SYMBOL}", got=found[:8], need=MAGIC, hint=_REBUILD)
+        need = f"{MAGIC.decode()} at its start"
+        raise ArtifactError(f"{name}: {SYMBOL}", got=found[:8].hex(), need=need, hint=_REBUILD)
     _, version, phases, lanes, capability, size, n_fields, isa, *words = _HEAD.unpack_from(found)
     if version != VERSION:
         raise ArtifactError(f"{name}: object version", got=version, need=VERSION, hint=_REBUILD)
@@ -98,9 +100,9 @@ def check_build(found: Identity, target: str, phases: Sequence[str], ops: Sequen
     wanted = frozenset(int(Op[name]) for name in ops)
     for field, got, need in (
         ("isa_hash", found.isa_hash, isa_hash()),
-        ("phases", found.phases, tuple(phases)),
+        ("phases", " ".join(found.phases), " ".join(phases)),
         ("lanes", found.lanes, get_build(target, phases[0]).lanes),
-        ("ops", sorted(found.ops), sorted(wanted)),
+        ("ops", _op_names(found.ops), _op_names(wanted)),
     ):
         if got != need:
             raise TargetError(f"{found.name}: {field}", got=got, need=need, hint=_REBUILD)
@@ -122,11 +124,11 @@ def check_object(found: Identity, isa: Isa, phase: str, *, n_segments: int = 1) 
     if found.lanes != lanes:
         need = f"{lanes} for {isa.target}"
         raise TargetError(f"{found.name}: lanes", got=found.lanes, need=need, hint=_REBUILD)
-    absent = sorted(isa.opcodes()[phase] - found.ops)
+    absent = isa.opcodes()[phase] - found.ops
     if absent:
-        names = " ".join(SPECS[Op(op)].name for op in absent)
         raise TargetError(
-            f"{found.name}: opcodes", got=f"no {names}", need=f"all of the program's {phase}",
+            f"{found.name}: opcodes", got=f"no {_op_names(absent)}",
+            need=f"all of the program's {phase}",
             hint=f"{_REBUILD}, or k3tool.runtime.compile_gpu --isa with this program",
         )  # fmt: skip
     lacking = _needed(isa, n_segments) & ~found.capability
@@ -136,6 +138,12 @@ def check_object(found: Identity, isa: Isa, phase: str, *, n_segments: int = 1) 
             f"{found.name}: capability", got=f"no {names}", need=f"them for {isa.target}, "
             f"{isa.tp} ranks, {n_segments} segments", hint=_REBUILD,
         )  # fmt: skip
+
+
+def _op_names(ops: Iterable[int]) -> str:
+    """Return names, or numbers that no table of ours has."""
+    specs = ((op, spec_of(op)) for op in sorted(ops))
+    return " ".join(str(op) if spec is None else spec.name for op, spec in specs)
 
 
 def _needed(isa: Isa, n_segments: int) -> int:
