@@ -50,8 +50,8 @@ def run(engine: Engine, emulated: Build, device: Emulated, name: str, **given: A
 @pytest.mark.parametrize(
     ("name", "device", "given"),
     [
-        ("tiny13", CUDA, {"tp": 1, "workgroups": 4, "threads": 2}),
-        ("tiny13", HIP, {"tp": 1, "workgroups": 9, "threads": 2, "chunk": 3}),
+        ("tiny13", CUDA, {"tp": 1, "workgroups": 4, "threads": 2, "chunk": 3}),
+        ("tiny13", HIP, {"tp": 1, "workgroups": 9, "threads": 2}),
         ("tiny_tp8", replace(CUDA, segments=3), {"tp": 2, "workgroups": 4, "threads": 1}),
         ("tiny_tp8", HIP, {"tp": 2, "workgroups": 9, "threads": 1, "prefill": "decode"}),
     ],
@@ -69,7 +69,7 @@ def test_emulated_blocks_give_the_hash(
 
 # ---- controls: the text of the interpreter, one statement changed ----
 
-SMALL = {"gen": 2, "tp": 1, "workgroups": 9, "threads": 1, "deadline_seconds": 3.0}
+SMALL = {"gen": 3, "tp": 1, "workgroups": 9, "threads": 1, "deadline_seconds": 3.0}
 NO_WAIT = ("if (!k3_wait(b, l)) break;", "")
 NO_REARM = ("if ((b->entry.flags & K3_ENTRY_REARM) != 0u) k3_rearm(b, l);", "")
 ALONE = ("        n = b->party;\n", "")
