@@ -12,6 +12,7 @@ from k3tool.model.graph import MODES
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 PATH = click.Path(path_type=Path)
+POSITIVE = click.IntRange(min=1)
 
 
 def output(what: str, *, required: bool = True) -> Decorator:

@@ -202,26 +202,28 @@ def foreseen_lines(found: Foreseen) -> Iterator[str]:
 
 # -- the command ---------------------------------------------------------------------------------
 
-_POSITIVE = click.IntRange(min=1)
-
 
 @click.command("run")
 @click.argument("source", type=common.PATH)
 @click.option("--ids", metavar="1,2,3", help="The prompt, as token ids.")
-@click.option("--gen", type=_POSITIVE, default=16, show_default=True, help="Tokens to generate.")
+@click.option(
+    "--gen", type=common.POSITIVE, default=16, show_default=True, help="Tokens to generate."
+)
 @common.tp()
 @click.option(
-    "--threads", type=_POSITIVE, metavar="N", help="Threads per rank. Default: cores / ranks."
+    "--threads", type=common.POSITIVE, metavar="N", help="Threads per rank. Default: cores / ranks."
 )
-@click.option("--chunk", type=_POSITIVE, help=f"Prompt tokens in a step. Default: {DEFAULT_CHUNK}.")
+@click.option(
+    "--chunk", type=common.POSITIVE, help=f"Prompt tokens in a step. Default: {DEFAULT_CHUNK}."
+)
 @click.option(
     "--ctx",
-    type=_POSITIVE,
+    type=common.POSITIVE,
     help=f"Positions to compile for. Default: {DEFAULT_CONTEXT}, or what the run needs.",
 )
 @click.option(
     "--workgroups",
-    type=_POSITIVE,
+    type=common.POSITIVE,
     help=f"Workgroups of the program. Default: {get_target('cpu').workgroups}.",
 )
 @click.option("--target", default="cpu", show_default=True, help="What to run on.")

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy.typing as npt
 
-from k3tool.bench.anatomy import Anatomy, anatomy, middle, packet_bytes
+from k3tool.bench.anatomy import NS, Anatomy, anatomy, middle, packet_bytes
 from k3tool.bench.frame import BenchReport, Limit, Paired, interleave, machine_line, spread
 from k3tool.bench.probe import Probe
 from k3tool.errors import UnsoundError, UsageError
@@ -34,7 +34,6 @@ LEAST_PREFILL = {"f32": 4.0, "bf16": 6.0}  # times decode's tokens a second
 PREFILL_CHUNKS = 2  # the last is timed, the others bring the weights in
 PREFILL_REPEATS = 3
 WARM_UP = 2  # tokens of a run that are not counted, for the same reason
-NS = 1e-9
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,19 +12,19 @@ import numpy as np
 
 from k3tool.bench.frame import BenchReport, Limit, Spread, interleave, machine_line, spread
 from k3tool.bench.probe import CACHES, PEER, Probe, Product, last_level_cache_bytes
+from k3tool.ref.formats import FP4_VALUES
 
 SHAPES = (
     Product("bf16", 7168), Product("bf16", 3072, 8),
     Product("mxfp4", 3584), Product("mxfp4", 3072, 8),
 )  # fmt: skip
-MODES = ("f32", "bf16")
 LEAST = {"f32": (0.88, 0.88, 0.65, 0.50), "bf16": (0.93, 0.93, 0.82, 0.60)}  # by SHAPES
 QUICKEST = "avx512_bf16"  # the leaf set LEAST is for; avx512 shares its f32 leaves
 AVX2_PART = 0.5  # of the f32 column, in both modes
 PEER_REPEATS = 3
 NUMPY = "numpy"
 NUMPY_BYTES = 64 << 20
-E2M1 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6], np.float32)
+_FP4 = FP4_VALUES.astype(np.float32)
 
 
 class Measured(NamedTuple):
@@ -163,8 +163,8 @@ def mxfp4_product(packed: np.ndarray, scales: np.ndarray, x: np.ndarray) -> np.n
     """Decode and multiply: packed (R, K/2), low nibble first, scales (R, K/32), x (K,) -> (R,)."""
     rows, half = packed.shape
     weights = np.empty((rows, half, 2), np.float32)
-    weights[:, :, 0] = E2M1[packed & 15]
-    weights[:, :, 1] = E2M1[packed >> 4]
+    weights[:, :, 0] = _FP4[packed & 15]
+    weights[:, :, 1] = _FP4[packed >> 4]
     grouped = weights.reshape(rows, -1, 32)
     grouped *= (scales.astype(np.uint32) << 23).view(np.float32)[:, :, None]
     return np.asarray(grouped.reshape(rows, -1) @ x)

@@ -5,13 +5,14 @@ import time
 from collections.abc import Collection
 from pathlib import Path
 
-from k3tool.bench.frame import BenchReport, Limit, interleave, machine_line, spread
+from k3tool.bench.frame import BenchReport, Limit, Paired, interleave, machine_line, spread
 from k3tool.bench.inspect_headers import drop_cache
 from k3tool.checkpoint.reader import Checkpoint
 from k3tool.checkpoint.scan_library import BLOCK_BYTES, Scanner, StopFlag
 from k3tool.checkpoint.value_targets import PACKED, PIECE_BYTES, SCALE, Targets
 from k3tool.checkpoint.values import ValueScan
 from k3tool.errors import K3Error, UsageError
+from k3tool.tables import ranges_text
 
 LEAST_SHARE = 0.8
 READ_BLOCKS = (128 << 10, 256 << 10, 512 << 10, 1 << 20, 4 << 20)
@@ -32,48 +33,65 @@ def bench_values(
     Raises: UsageError where there is nothing to read; K3Error if the two sides read other amounts.
     """
     with Checkpoint.open(checkpoint) as opened:
-        ranges = _ranges(Targets(opened, layers))
-        n_bytes = sum(length for _, _, length in ranges)
-        if not n_bytes:
-            raise UsageError("--layers", got="no tensors", need="layers that have some")
-        kinds = [(target.kind, target.info.n_bytes) for target in Targets(opened, layers)]
-        packed = sum(size for kind, size in kinds if kind in (PACKED, SCALE)) / n_bytes
-        paths = sorted({path for path, _, _ in ranges})
-
-        def scan(fingerprint: bool) -> float:
-            if cold:
-                drop_cache(paths)
-            start = time.perf_counter()
-            run = ValueScan(opened, Targets(opened, layers), jobs=jobs, fingerprint=fingerprint)
-            found = run.run(tick_s=10.0)
-            if found.n_bytes != n_bytes:
-                raise K3Error(str(checkpoint), got=f"{found.n_bytes} bytes", need=f"{n_bytes}")
-            return n_bytes / (time.perf_counter() - start) / 1e9
-
-        def read(block_bytes: int) -> float:
-            if cold:
-                drop_cache(paths)
-            start = time.perf_counter()
-            _read_all(ranges, jobs, block_bytes)
-            return n_bytes / (time.perf_counter() - start) / 1e9
-
-        trials = {block: max(read(block) for _ in range(2)) for block in READ_BLOCKS}
+        sides = _Sides(opened, layers, jobs, cold)
+        trials = {block: max(sides.read(block) for _ in range(2)) for block in READ_BLOCKS}
         best = max(trials, key=lambda block: trials[block])
-        plain = interleave(lambda: read(best), lambda: scan(False), repeats)
-        printed = interleave(lambda: read(best), lambda: scan(True), repeats)
-    what = "whole" if layers is None else f"layers {sorted(layers)}"
+        plain = interleave(lambda: sides.read(best), lambda: sides.scan(False), repeats)
+        printed = interleave(lambda: sides.read(best), lambda: sides.scan(True), repeats)
+    return _report(sides, best, plain, printed)
+
+
+class _Sides:
+    """Both ways to pass over the bytes; each returns GB/s."""
+
+    def __init__(
+        self, opened: Checkpoint, layers: Collection[int] | None, jobs: int, cold: bool
+    ) -> None:
+        self.opened, self.layers, self.jobs, self.cold = opened, layers, jobs, cold
+        self._ranges = _ranges(Targets(opened, layers))
+        self.n_bytes = sum(length for _, _, length in self._ranges)
+        if not self.n_bytes:
+            raise UsageError("--layers", got="no tensors", need="layers that have some")
+        self._paths = sorted({path for path, _, _ in self._ranges})
+
+    def scan(self, fingerprint: bool) -> float:
+        start = self._start()
+        targets = Targets(self.opened, self.layers)
+        run = ValueScan(self.opened, targets, jobs=self.jobs, fingerprint=fingerprint)
+        found = run.run(tick_s=10.0)
+        if found.n_bytes != self.n_bytes:
+            got = f"{found.n_bytes} bytes"
+            raise K3Error(str(self.opened.path), got=got, need=f"{self.n_bytes}")
+        return self.n_bytes / (time.perf_counter() - start) / 1e9
+
+    def read(self, block_bytes: int) -> float:
+        start = self._start()
+        _read_all(self._ranges, self.jobs, block_bytes)
+        return self.n_bytes / (time.perf_counter() - start) / 1e9
+
+    def _start(self) -> float:
+        if self.cold:
+            drop_cache(self._paths)
+        return time.perf_counter()
+
+
+def _report(sides: _Sides, block: int, plain: Paired, printed: Paired) -> BenchReport:
+    sizes = [(t.kind, t.info.n_bytes) for t in Targets(sides.opened, sides.layers)]
+    packed = sum(size for kind, size in sizes if kind in (PACKED, SCALE)) / sides.n_bytes
+    what = "whole" if sides.layers is None else f"layers {ranges_text(sorted(sides.layers))}"
     rows = [
-        (f"read(2), blocks of {best >> 10} KiB", spread(plain.first + printed.first), "GB/s"),
+        (f"read(2), blocks of {block >> 10} KiB", spread(plain.first + printed.first), "GB/s"),
         ("inspect --values", spread(plain.second), "GB/s"),
         ("inspect --values --fingerprint", spread(printed.second), "GB/s"),
         ("scan / read", plain.ratio, "times"),
         ("scan with fingerprints / read", printed.ratio, "times"),
     ]
     definition = [
-        f"{checkpoint}, {what}: {n_bytes / 1e9:.3f} GB from {'disk' if cold else 'page cache'}, "
-        f"{jobs} threads on both sides, interleaved;",
-        f"tensors of {n_bytes / len(kinds) / 1e6:.2f} MB on the average, {packed:.0%} of the bytes "
-        "MXFP4;",
+        f"{sides.opened.path}, {what}: {sides.n_bytes / 1e9:.3f} GB from "
+        f"{'disk' if sides.cold else 'page cache'}, {sides.jobs} threads on both sides, "
+        "interleaved;",
+        f"tensors of {sides.n_bytes / len(sizes) / 1e6:.2f} MB on the average, {packed:.0%} of the "
+        "bytes MXFP4;",
         f"read(2): each thread takes the next {PIECE_BYTES >> 20} MiB of the same files and ranges "
         "and looks at nothing, with",
         f"the quickest of five block sizes; the scan reads blocks of {BLOCK_BYTES >> 10} KiB",

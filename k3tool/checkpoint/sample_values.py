@@ -15,10 +15,10 @@ from k3tool.checkpoint.headers import DTYPES
 from k3tool.checkpoint.sample_presets import Spread, spread_of
 from k3tool.model.config_fields import MXFP4_GROUP
 from k3tool.model.weights import Split, TensorSpec
+from k3tool.ref.formats import E2M1
 
 Array = npt.NDArray[Any]
-_E2M1 = np.array([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0])
-_E2M1_MIDDLES = (_E2M1[1:] + _E2M1[:-1]) / 2
+_E2M1_MIDDLES = (E2M1[1:] + E2M1[:-1]) / 2
 _E2M1_MAX_EXPONENT = 2  # 6 = 1.5 * 2^2
 
 

@@ -8,12 +8,13 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from k3tool.model.config_fields import MXFP4_GROUP
+
 Array = npt.NDArray[np.float64]
 
 # E2M1: sign in bit 3, then two exponent bits and one mantissa bit. 0x8 is -0.
-_E2M1 = np.array([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0])
-FP4_VALUES: Array = np.concatenate([_E2M1, -_E2M1])
-MXFP4_GROUP = 32
+E2M1: Array = np.array([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0])
+FP4_VALUES: Array = np.concatenate([E2M1, -E2M1])
 SCALE_BIAS = 127
 SCALE_LIMIT = 253  # from here a weight may not fit binary32; 255 is NaN in OCP MX
 

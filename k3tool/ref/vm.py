@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from k3tool.checkpoint.reader import Checkpoint
+from k3tool.compiler.handles import F32_BYTES
 from k3tool.compiler.plan import Tensor
 from k3tool.isa import table
 from k3tool.isa.columns import spec_of
@@ -22,7 +23,6 @@ from k3tool.ref.forward import f32_value
 from k3tool.ref.ops import REFERENCE, keyword_names, operand_names, split_result
 from k3tool.ref.weights import ExpertLeaf
 
-_F32_BYTES = 4
 OnResult = Callable[[str, int, int, Array], None]  # phase, instruction, rank, the result's tokens
 
 
@@ -37,9 +37,9 @@ class Memory:
         """Lay out one rank. `folder` is its shards, or at TP 1 the checkpoint."""
         self._isa, self._folder = isa, folder
         self._arena = {
-            name: np.empty(stream.arena_bytes // _F32_BYTES) for name, stream in isa.streams.items()
+            name: np.empty(stream.arena_bytes // F32_BYTES) for name, stream in isa.streams.items()
         }
-        words = max(stream.peer_bytes for stream in isa.streams.values()) // _F32_BYTES
+        words = max(stream.peer_bytes for stream in isa.streams.values()) // F32_BYTES
         self._peer = np.full(words, np.nan)
         self._values: dict[int, Any] = {}
 
@@ -57,7 +57,7 @@ class Memory:
         match tensor.role:
             case "arena" | "peer":
                 words = self._peer if tensor.role == "peer" else self._arena[tensor.phase]
-                first, size = tensor.offset // _F32_BYTES, tensor.n_bytes // _F32_BYTES
+                first, size = tensor.offset // F32_BYTES, tensor.n_bytes // F32_BYTES
                 return words[first : first + size].reshape(tensor.local)
             case "weight" | "ring":
                 bits = self._folder.read(tensor.source)[: tensor.local[0]]

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from k3tool.checkpoint.index import INDEX_NAME
 from k3tool.checkpoint.reader import Checkpoint
 from k3tool.checkpoint.shards import SHARDS_NAME, Shards
 from k3tool.compiler.compile import compile_plan
@@ -16,7 +17,7 @@ from k3tool.model.config import K3Config
 from k3tool.runtime.budget import FETCH_QUEUES, LOAD_QUEUES, PRESETS, Prediction, fit, predict
 from k3tool.targets import BATCH, DEFAULT_CHUNK, DEFAULT_CONTEXT, get_target
 
-CONFIG_NAME, INDEX_NAME = "config.json", "model.safetensors.index.json"
+CONFIG_NAME = "config.json"
 AUTO_SHARE = 0.95  # of what the limits leave: the rest is the system's
 
 

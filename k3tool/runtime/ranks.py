@@ -23,12 +23,11 @@ import numpy.typing as npt
 from k3tool.errors import ArtifactError, K3Error, TargetError, UnsoundError
 from k3tool.runtime import records
 from k3tool.runtime.records import RECORD_DTYPE, Fault
-from k3tool.runtime.trace import Trace, read_trace, trace_bytes
+from k3tool.runtime.trace import LINE_BYTES, Trace, read_trace, trace_bytes
 
 Array = npt.NDArray[Any]
 GRACE_SECONDS = 1.0  # after a first fault: time for others to report a better one
 STARTUP_SECONDS = 60.0  # a rank may take so long, and the deadline, to map its memory
-LINE_BYTES = 64  # K3_LINE
 _DRIVER_STOPPED = 0xFFFFFFFF
 _SAME_ON_ALL = ("kind", "step", "phase", "position", "n_tokens", "id", "best", "second", "digest")
 _EXIT_ERRORS: dict[int, type[K3Error]] = {3: ArtifactError, 5: TargetError}

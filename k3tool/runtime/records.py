@@ -53,11 +53,10 @@ class IoFault(NamedTuple):
         """Return the error that a user sees; `where` says in which step and for which tensor."""
         place = f"{path}: bytes {self.offset} to {self.offset + self.n_bytes}"
         need = f"the weights of {where}"
-        match self.kind:
-            case _ if self.kind == _IO_SHORT:
-                return ArtifactError(place, got="the file ends before", need=need)
-            case _ if self.kind == _IO_CHANGED:
-                return ArtifactError(place, got="written to since the run began", need=need)
+        if self.kind == _IO_SHORT:
+            return ArtifactError(place, got="the file ends before", need=need)
+        if self.kind == _IO_CHANGED:
+            return ArtifactError(place, got="written to since the run began", need=need)
         return K3Error(place, got=os.strerror(self.errno), need=need)
 
 

@@ -15,17 +15,16 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from k3tool.artifact import Artifact, Dataset, InputRef, open_artifact, write_artifact
 from k3tool.errors import ArtifactError, quoted, shown
 from k3tool.fields import column, params_of
+from k3tool.isa.columns import Columns
 from k3tool.tables import count_text
 from k3tool.targets import MOST_RANKS
 from k3tool.verdict import Check, failed, not_run, passed
 
 TOKENS_SCHEMA = 1
-Columns = npt.NDArray[Any]
 
 TOKEN_DTYPE = np.dtype(
     [

@@ -7,7 +7,7 @@ import numpy as np
 import numpy.typing as npt
 
 Array = npt.NDArray[Any]
-LINE_BYTES = 64
+LINE_BYTES = 64  # K3_LINE
 EVENT_DTYPE = np.dtype(
     [
         ("step", "<u4"), ("inst", "<u4"), ("workgroup", "<u4"), ("worker", "<u2"), ("phase", "<u2"),

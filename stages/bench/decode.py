@@ -22,21 +22,20 @@ def run(options: "Options") -> "BenchReport":
     return bench_decode(options)
 
 
-_POSITIVE = click.IntRange(min=1)
-
-
 @click.command("decode")
 @click.argument("checkpoint", type=common.PATH)
 @common.numerics()
 @click.option("--context", type=click.IntRange(min=0), default=1000, show_default=True, metavar="N",
               help="Positions before the first token; they hold noise.")  # fmt: skip
-@click.option("--tokens", type=_POSITIVE, default=8, show_default=True, help="Tokens of a run.")
-@click.option("--threads", type=_POSITIVE, metavar="N", help="Threads. Default: all cores.")
+@click.option(
+    "--tokens", type=common.POSITIVE, default=8, show_default=True, help="Tokens of a run."
+)
+@click.option("--threads", type=common.POSITIVE, metavar="N", help="Threads. Default: all cores.")
 @click.option("--leaves", type=click.Choice(LEAVES), default="auto", show_default=True,
               help="Instruction set of the op bodies.")  # fmt: skip
-@click.option("--workgroups", type=_POSITIVE, metavar="N", help="As of run.")
-@click.option("--chunk", type=_POSITIVE, default=DEFAULT_CHUNK, show_default=True, metavar="N",
-              help="Prompt tokens in a step of prefill.")  # fmt: skip
+@click.option("--workgroups", type=common.POSITIVE, metavar="N", help="As of run.")
+@click.option("--chunk", type=common.POSITIVE, default=DEFAULT_CHUNK, show_default=True,
+              metavar="N", help="Prompt tokens in a step of prefill.")  # fmt: skip
 @click.option("--cache", type=common.PATH, help="As of run.")
 @click.option("--weights", type=click.Choice(CHOICES), default="auto", show_default=True,
               help="As of run; auto copies wherever there is room.")  # fmt: skip
