@@ -44,7 +44,7 @@ def extract(
     choice = choose(graph, saturated, Prices(graph, saturated, costs, tokens, tp))
     provenance = _Provenance(graph, saturated)
     names = _value_names(graph, saturated)
-    chosen = Graph(graph.weights, n_blocks=graph.n_blocks)
+    chosen = Graph(graph.weights, n_blocks=graph.n_blocks, pages=graph.pages)
     new: dict[int, int] = {}
     made_by: dict[int, tuple[int, ...]] = {}
     for cls in choice.in_order():

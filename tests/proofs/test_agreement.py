@@ -43,7 +43,8 @@ def test_draws_tell_operands_apart() -> None:
 # with itself, and lengths that are equal by the sizes.
 SAME = [
     "Algebra: 2 -> 3", "Algebra: 1 -> 2", "Algebra: 2 -> 3", "largest_of: 1: -> :",
-    "_part: rn -> rp", "_delta: v -> k", "_delta: v -> k", "_kda_heads: q -> k", "_page: :latent -> :",
+    "_part: rn -> rp", "_delta: v -> k", "_delta: v -> k", "_kda_heads: q -> k",
+    "_page: :latent -> :",
 ]  # fmt: skip
 
 

@@ -125,13 +125,18 @@ CASES: dict[Op, tuple[list[tuple[int, ...]], dict[str, Any]]] = {
     ),
     Op.MLA_QLAT: ([(T, H * (NOPE + ROPE)), KV_B], MLA),
     Op.MLA_ATTEND: (
-        [(T, H * (LATENT + ROPE)), CACHE], {"latent": LATENT, "rope": ROPE, "scale": 0.4},
+        [(T, H * (LATENT + ROPE)), CACHE],
+        {"latent": LATENT, "rope": ROPE, "scale": 0.4, "pages": 1},
     ),
     Op.MLA_UV: ([(T, H * LATENT), KV_B], {"nope": NOPE, "v": V, "latent": LATENT}),
     Op.MLA_UV_GATE: (
         [(T, H * LATENT), KV_B, (T, H * V)], {"nope": NOPE, "v": V, "latent": LATENT},
     ),
     Op.MLA_HEADS: ([(T, H * (NOPE + ROPE)), KV_B, CACHE, (T, H * V)], {**MLA, "scale": 0.4}),
+    Op.MLA_QUERY: (
+        [ROWS, (K,), (H * (NOPE + ROPE), K), KV_B],
+        {"eps": 1e-5, "nope": NOPE, "rope": ROPE, "latent": LATENT, "v": V},
+    ),
     Op.REDUCE_GATHER_ADD: ([WIDE, (2, T, D), (2, T, W)], {}),
 }  # fmt: skip
 

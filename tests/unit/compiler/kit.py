@@ -108,7 +108,7 @@ class Kit:
         cache = self.graph.state(StateLeaf("cache", "pages", (256, LATENT + ROPE), None))
         kv = [self.linear(x, "kv_a"), self.w("kv_norm"), cache]
         cache = self.add(Op.MLA_CACHE, *kv, **sizes, eps=EPS)
-        ctx = self.add(Op.MLA_ATTEND, q, cache, **sizes, scale=scale)
+        ctx = self.add(Op.MLA_ATTEND, q, cache, **sizes, scale=scale, pages=1)
         return self.add(Op.MLA_UV, ctx, kv_b, **heads, latent=LATENT)
 
     def kda_step(

@@ -241,8 +241,8 @@ CASES: list[tuple[str, Callable[[Kit], int], tuple[Callable[[Kit], int], ...]]] 
 
 # Rules over what the rules above make: their cases are whole layers (test_chain_rules).
 CHAIN_RULES = (
-    "kda-heads-fuse", "mla-heads-fuse", "situ-down-fuse", "topk-glu-fuse", "topk-down-fuse",
-    "kda-in-fuse", "mla-in-fuse", "moe-in-fuse",
+    "kda-heads-fuse", "mla-heads-fuse", "mla-pages-split", "situ-down-fuse", "topk-glu-fuse",
+    "topk-down-fuse", "kda-in-fuse", "mla-in-fuse", "moe-in-fuse",
 )  # fmt: skip
 
 
@@ -312,6 +312,7 @@ def expected_counts(config: K3Config) -> dict[str, int]:
         "gather-residual-fuse": moe,
         "kda-heads-fuse": kda,
         "mla-heads-fuse": mla,
+        "mla-pages-split": mla,
         "situ-down-fuse": dense + moe,
         "topk-glu-fuse": moe,
         "topk-down-fuse": moe,
