@@ -6,7 +6,7 @@
  *
  * Waiting. One lane a counter polls; a serial walk would add up round trips. Then the data must become visible to all
  * lanes: on CUDA the polls acquire and a barrier passes it on; on HIP one acquire follows the polls, because one inside
- * the loop would throw the caches away at every look.
+ * the loop would throw the caches away at every look (K3_POLLS_ACQUIRE says which).
  *
  * Publishing. K3_RETIRE: every lane's stores have left it. Then one release.
  *
@@ -160,6 +160,7 @@ K3_FN void k3_wait_for(K3Block *b, const K3Launch *l, const K3Wait &wait) {
 K3_FN void k3_wait_all(K3Block *b, const K3Launch *l) {
     K3_FOR(i, 0u, (uint32_t)b->entry.n_waits) { k3_wait_for(b, l, l->waits[b->entry.wait_ofs + i]); }
     K3_SYNC(b);
+    if (K3_POLLS_ACQUIRE) return; /* and the barrier has handed on what they saw */
     if (K3_LANE0) k3_acquire(b->is_system != 0u ? K3_SYSTEM_SCOPE : K3_DEVICE_SCOPE);
     K3_SYNC(b);
 }
@@ -204,10 +205,11 @@ K3_FN int k3_wait(K3Block *b, const K3Launch *l) {
 
 K3_FN void k3_signal(const K3Launch *l, uint32_t bank, uint32_t id, uint32_t n) {
     if ((id & K3_SYSTEM) == 0u) {
-        k3_add_release(k3_counter(l, bank, id), n, K3_DEVICE_SCOPE);
+        k3_add_release(k3_counter(l, bank, id), n);
         return;
     }
-    for (uint32_t r = 0; r < l->n_ranks; r++) k3_add_release(k3_gate(l, bank, r, id & ~K3_SYSTEM), n, K3_SYSTEM_SCOPE);
+    k3_release_system(); /* once, not once a rank: it may write a whole cache back */
+    for (uint32_t r = 0; r < l->n_ranks; r++) k3_add_system(k3_gate(l, bank, r, id & ~K3_SYSTEM), n);
 }
 
 K3_FN void k3_publish(K3Block *b, const K3Launch *l) {

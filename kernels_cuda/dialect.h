@@ -77,7 +77,7 @@ K3_FN uint32_t k3_stream1(const void *p) { return __ldcs((const unsigned int *)p
 /* A barrier orders the block's stores before the release that one lane issues behind it: releases are cumulative. */
 #define K3_RETIRE(b) K3_SYNC(b)
 
-/* Polls acquire; the barrier behind them hands on what they saw. */
+#define K3_POLLS_ACQUIRE 1 /* the barrier behind them hands on what they saw */
 K3_FN uint32_t k3_poll(const uint32_t *p, uint32_t scope) {
     uint32_t v;
     if (scope == K3_SYSTEM_SCOPE) asm volatile("ld.acquire.sys.global.u32 %0, [%1];" : "=r"(v) : "l"(p) : "memory");
@@ -95,9 +95,14 @@ K3_FN uint32_t k3_look(const uint32_t *p, uint32_t scope) {
     return v;
 }
 
-K3_FN void k3_add_release(uint32_t *p, uint32_t n, uint32_t scope) {
-    if (scope == K3_SYSTEM_SCOPE) asm volatile("red.release.sys.global.add.u32 [%0], %1;" : : "l"(p), "r"(n) : "memory");
-    else asm volatile("red.release.gpu.global.add.u32 [%0], %1;" : : "l"(p), "r"(n) : "memory");
+K3_FN void k3_add_release(uint32_t *p, uint32_t n) {
+    asm volatile("red.release.gpu.global.add.u32 [%0], %1;" : : "l"(p), "r"(n) : "memory");
+}
+
+/* Before one or more k3_add_system: what they then announce is visible to other devices. */
+K3_FN void k3_release_system(void) { asm volatile("fence.acq_rel.sys;" ::: "memory"); }
+K3_FN void k3_add_system(uint32_t *p, uint32_t n) {
+    asm volatile("red.relaxed.sys.global.add.u32 [%0], %1;" : : "l"(p), "r"(n) : "memory");
 }
 
 /* The cursor's value before; a cursor orders nothing. */

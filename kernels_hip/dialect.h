@@ -111,6 +111,7 @@ K3_FN void k3_block_retire(void) {
 }
 #define K3_RETIRE(b) ((void)(b), k3_block_retire())
 
+#define K3_POLLS_ACQUIRE 0
 /* A look orders nothing. Polls are looks: an acquire inside the loop would invalidate caches at every turn. */
 K3_FN uint32_t k3_look(const uint32_t *p, uint32_t scope) {
     if (scope == K3_SYSTEM_SCOPE) return __hip_atomic_load(p, __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_SYSTEM);
@@ -124,9 +125,14 @@ K3_FN void k3_acquire(uint32_t scope) {
 K3_FN void k3_pause(void) { __builtin_amdgcn_s_sleep(8); }
 
 /* Writes the L2 back, then adds. */
-K3_FN void k3_add_release(uint32_t *p, uint32_t n, uint32_t scope) {
-    if (scope == K3_SYSTEM_SCOPE) __hip_atomic_fetch_add(p, n, __ATOMIC_RELEASE, __HIP_MEMORY_SCOPE_SYSTEM);
-    else __hip_atomic_fetch_add(p, n, __ATOMIC_RELEASE, __HIP_MEMORY_SCOPE_AGENT);
+K3_FN void k3_add_release(uint32_t *p, uint32_t n) {
+    (void)__hip_atomic_fetch_add(p, n, __ATOMIC_RELEASE, __HIP_MEMORY_SCOPE_AGENT);
+}
+
+/* Before one or more k3_add_system: what they then announce is visible to other devices. */
+K3_FN void k3_release_system(void) { __builtin_amdgcn_fence(__ATOMIC_RELEASE, ""); }
+K3_FN void k3_add_system(uint32_t *p, uint32_t n) {
+    (void)__hip_atomic_fetch_add(p, n, __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_SYSTEM);
 }
 
 /* The cursor's value before; a cursor orders nothing. */

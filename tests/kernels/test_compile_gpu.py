@@ -91,7 +91,8 @@ def test_the_text_is_really_read(outcomes, target):
             "ld.acquire.gpu",
             "ld.acquire.sys",
             "red.release.gpu",
-            "red.release.sys",
+            "fence.acq_rel.sys",
+            "red.relaxed.sys",
         ],
         "hip": [
             "v_pk_fma_f32",

@@ -72,6 +72,7 @@ K3_FN uint32_t k3_stream1(const void *p) {
 #define K3_DEVICE_SCOPE 0u
 #define K3_SYSTEM_SCOPE 1u
 #define K3_IS_HIP (K3_HOST_LANES == 512)
+#define K3_POLLS_ACQUIRE (!K3_IS_HIP)
 
 K3_FN uint32_t k3_look(const uint32_t *p, uint32_t) { return __atomic_load_n(p, __ATOMIC_RELAXED); }
 K3_FN uint32_t k3_poll(const uint32_t *p, uint32_t) { return __atomic_load_n(p, K3_IS_HIP ? __ATOMIC_RELAXED : __ATOMIC_ACQUIRE); }
@@ -79,7 +80,9 @@ K3_FN void k3_acquire(uint32_t) {
     if (K3_IS_HIP) __atomic_thread_fence(__ATOMIC_ACQUIRE);
 }
 K3_FN void k3_pause(void) { k3_host_pause(); }
-K3_FN void k3_add_release(uint32_t *p, uint32_t n, uint32_t) { __atomic_fetch_add(p, n, __ATOMIC_RELEASE); }
+K3_FN void k3_add_release(uint32_t *p, uint32_t n) { __atomic_fetch_add(p, n, __ATOMIC_RELEASE); }
+K3_FN void k3_release_system(void) { __atomic_thread_fence(__ATOMIC_RELEASE); }
+K3_FN void k3_add_system(uint32_t *p, uint32_t n) { __atomic_fetch_add(p, n, __ATOMIC_RELAXED); }
 K3_FN uint32_t k3_take(uint32_t *cursor) { return __atomic_fetch_add(cursor, 1u, __ATOMIC_RELAXED); }
 K3_FN uint32_t k3_count_out(uint32_t *p) { return __atomic_fetch_add(p, 1u, __ATOMIC_ACQ_REL); }
 K3_FN int k3_swap_zero(uint32_t *p, uint32_t v, uint32_t) {
