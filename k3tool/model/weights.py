@@ -340,7 +340,7 @@ def idle_leaves(config: K3Config) -> set[str]:
     }
 
 
-_NUMBER = re.compile(r"(?<=layers\.)\d+|(?<=experts\.)\d+")
+_NUMBER = re.compile(r"((?<=layers\.)\d+|(?<=experts\.)\d+)")
 _BY_PATTERN: dict[str, list[TensorRow]] = {}
 for _entry in TABLE:
     _key = _entry.pattern.replace("{L}", "#").replace("{E}", "#")
@@ -360,12 +360,13 @@ class SpecFinder:
         config = self._config
         if not name.startswith(config.prefix):
             return None
-        bare = name[len(config.prefix) :]
-        numbers = _NUMBER.findall(bare)
-        if any(number != str(int(number)) for number in numbers):
-            return None  # "layers.01" is another name
+        parts = _NUMBER.split(name[len(config.prefix) :])  # text, number, text ...
+        numbers = parts[1::2]
+        for number in numbers:
+            if number != str(int(number)):
+                return None  # "layers.01" is another name
         layer = int(numbers[0]) if numbers else None
-        key = layer, _NUMBER.sub("#", bare)
+        key = layer, "#".join(parts[::2])
         if key not in self._known:
             self._known[key] = self._of_layer(*key)
         spec = self._known[key]
