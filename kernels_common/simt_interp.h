@@ -378,9 +378,25 @@ K3_FN int k3_enter(K3Block *b, const K3Launch *l) {
     return b->stopped == 0u;
 }
 
+/* Every block takes in vain once a launch, so all cursors have passed their windows by as many as there were blocks. One
+ * that was not cleared has passed already: then nothing runs, and the counters that were not cleared either look right.
+ * Reported as the counter behind the last one. */
+K3_FN void k3_audit_cursors(K3Block *b, const K3Launch *l) {
+    const uint32_t n = l->n_segments * l->n_windows;
+    uint32_t taken = 0u;
+    for (uint32_t i = 0; i < n; i++) {
+        const uint32_t *cursor = k3_line(l->cursors, (uint64_t)k3_bank(b) * l->max_cursors + i);
+        taken += k3_look(cursor, K3_DEVICE_SCOPE) - (l->windows[2u * i + 1u] - l->windows[2u * i]);
+    }
+    if (taken == l->n_blocks * l->n_segments) return;
+    const K3FaultReport fault = {K3_FAULT_AUDIT, l->phase, K3_NO_INDEX, 0xffffu, K3_NO_INDEX, K3_BLOCK, l->n_counters, taken, l->n_blocks * l->n_segments, 0u};
+    k3_raise(b, l, fault);
+}
+
 /* Every counter must end where its producers add up to: a value above is a double signal, below an entry that never
  * ran, and thresholds that happen to be met hide both. */
 K3_FN void k3_audit(K3Block *b, const K3Launch *l) {
+    if (K3_LANE0 && l->order != 0) k3_audit_cursors(b, l);
     K3_FOR(i, 0u, l->n_counters + l->n_gates) {
         const uint32_t id = i < l->n_counters ? i : (i - l->n_counters) | K3_SYSTEM;
         const uint32_t got = k3_look(k3_counter(l, k3_bank(b), id), K3_SYSTEM_SCOPE);
@@ -426,7 +442,9 @@ K3_FN void k3_leave(K3Block *b, const K3Launch *l, uint64_t digest) {
         l->control->departed = 0u;
     }
     K3_SYNC(b);
-    if (b->stopped == 0u && l->segment + 1u == l->n_segments) k3_audit(b, l);
+    const int is_audited = b->stopped == 0u && l->segment + 1u == l->n_segments;
+    K3_SYNC(b); /* a lane that finds a fault says so where the others have just asked */
+    if (is_audited) k3_audit(b, l);
     if (b->stopped != 0u) k3_poison(l);
 }
 
