@@ -111,22 +111,30 @@ K3_FN void k3_blocks_mxfp4(K3Ctx *c, const uint8_t *W, const uint8_t *S, uint32_
     k3_rows_blocks_mxfp4(c, W, S, row0, row1, K, n_blocks, x, d);
 }
 
-/* The same of the leaves for picked tokens. One alone may be packed; several share the plain leaf's decoded rows. */
+/* The same of the leaves for picked tokens. */
 K3_FN void k3_linear_mxfp4_at(K3Ctx *c, const uint8_t *W, const uint8_t *S, uint32_t row0, uint32_t row1, uint32_t K,
                               const float *X, const uint32_t *at, uint32_t n_tok, float *y, uint64_t ldy, int x_bf16) {
-    if (n_tok == 1u)
-        k3_linear_mxfp4(c, W, S, row0, row1, K, X + (uint64_t)at[0] * K, y, ldy, x_bf16);
-    else
-        k3_rows_dot_mxfp4_at(c, W, S, row0, row1, K, X, at, n_tok, y, ldy);
+#ifdef K3_X16_LEAVES
+    if (x_bf16) {
+        k3_rows_dot_mxfp4_at_x16(c, W, S, row0, row1, K, X, at, n_tok, y, ldy);
+        return;
+    }
+#endif
+    (void)x_bf16;
+    k3_rows_dot_mxfp4_at(c, W, S, row0, row1, K, X, at, n_tok, y, ldy);
 }
 
 K3_FN void k3_blocks_mxfp4_at(K3Ctx *c, const uint8_t *W, const uint8_t *S, uint32_t row0, uint32_t row1, uint32_t K,
                               uint32_t n_blocks, const float *X, const uint32_t *at, uint32_t n_tok, float *d, uint64_t ldd,
                               int x_bf16) {
-    if (n_tok == 1u)
-        k3_blocks_mxfp4(c, W, S, row0, row1, K, n_blocks, X + (uint64_t)at[0] * K, d, x_bf16);
-    else
-        k3_rows_blocks_mxfp4_at(c, W, S, row0, row1, K, n_blocks, X, at, n_tok, d, ldd);
+#ifdef K3_X16_LEAVES
+    if (x_bf16) {
+        k3_rows_blocks_mxfp4_at_x16(c, W, S, row0, row1, K, n_blocks, X, at, n_tok, d, ldd);
+        return;
+    }
+#endif
+    (void)x_bf16;
+    k3_rows_blocks_mxfp4_at(c, W, S, row0, row1, K, n_blocks, X, at, n_tok, d, ldd);
 }
 
 /* ---- peers ---- */

@@ -141,19 +141,17 @@ K3_FN void k3_rows_blocks_mxfp4_at(const K3Ctx *c, const uint8_t *W, const uint8
 }
 #endif
 
-/* For X of bf16 values: one token by the x16 leaves, several by the decoded tiles; the same bits. */
-K3_FN void k3_rows_dot_mxfp4_at_x16(const K3Ctx *c, const uint8_t *W, const uint8_t *S, uint32_t row0, uint32_t row1,
-                                    uint32_t K, const float *X, const uint32_t *at, uint32_t n_tok, float *Y,
-                                    uint64_t ldy) {
-    if (n_tok == 1u) k3_rows_dot_mxfp4_x16(c, W, S, row0, row1, K, 1u, X + (uint64_t)at[0] * K, K, 1u, Y, ldy);
-    else k3_rows_dot_mxfp4_at(c, W, S, row0, row1, K, X, at, n_tok, Y, ldy);
-}
-K3_FN void k3_rows_blocks_mxfp4_at_x16(const K3Ctx *c, const uint8_t *W, const uint8_t *S, uint32_t row0, uint32_t row1,
-                                       uint32_t K, uint32_t n_blocks, const float *X, const uint32_t *at, uint32_t n_tok,
-                                       float *D, uint64_t ldd) {
-    if (n_tok == 1u) k3_rows_blocks_mxfp4_x16(c, W, S, row0, row1, K, n_blocks, X + (uint64_t)at[0] * K, D);
-    else k3_rows_blocks_mxfp4_at(c, W, S, row0, row1, K, n_blocks, X, at, n_tok, D, ldd);
-}
+#ifdef K3_X16_LEAVES
+K3_LEAF void k3_rows_dot_mxfp4_at_x16(const K3Ctx *c, const uint8_t *W, const uint8_t *S, uint32_t row0, uint32_t row1,
+                                      uint32_t K, const float *X, const uint32_t *at, uint32_t n_tok, float *Y,
+                                      uint64_t ldy);
+K3_LEAF void k3_rows_blocks_mxfp4_at_x16(const K3Ctx *c, const uint8_t *W, const uint8_t *S, uint32_t row0, uint32_t row1,
+                                         uint32_t K, uint32_t n_blocks, const float *X, const uint32_t *at, uint32_t n_tok,
+                                         float *D, uint64_t ldd);
+#else
+#define k3_rows_dot_mxfp4_at_x16 k3_rows_dot_mxfp4_at
+#define k3_rows_blocks_mxfp4_at_x16 k3_rows_blocks_mxfp4_at
+#endif
 
 /* Rule 5's binary tree over 1, 2, 4 or 8 neighbours. Spelled out, so that the order is readable. */
 K3_FN float k3_tree(const float *b, uint32_t n) {

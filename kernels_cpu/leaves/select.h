@@ -14,6 +14,7 @@
 
 #include "tiles_columns.h"
 #include "tiles_mix.h"
+#include "tiles_scores.h"
 #include "tiles_mxfp4.h"
 #elif defined(K3_LEAVES_AVX512) || defined(K3_LEAVES_AVX512_BF16)
 #ifdef K3_LEAVES_AVX512_BF16
@@ -24,10 +25,15 @@
 
 #include "tiles.h"
 
+#include "panel.h"
+#include "panel_pack.h"
+#include "panel_rows.h"
+
 #include "tiles_tokens.h"
 
 #include "tiles_columns.h"
 #include "tiles_mix.h"
+#include "tiles_scores.h"
 #include "tiles_mxfp4.h"
 #ifdef K3_LEAVES_AVX512_BF16
 #include "tiles_x16.h"

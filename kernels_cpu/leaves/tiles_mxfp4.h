@@ -300,6 +300,18 @@ static __attribute__((noinline)) void k3v_mx_tokens_blocks(const k3v_mx *m, uint
     }
 }
 
+#if K3V_LANES == 16
+/* By panels where they take it; else 0. y: of row0. */
+K3V_INLINE int k3v_mx_panels(int kind, const k3v_mx *m, uint32_t row0, uint32_t row1, const float *X, uint64_t ldx,
+                             const uint32_t *at, uint32_t n_tok, float *y, uint64_t ld, int is_blocks) {
+    const k3p_matrix p = {m->W, m->S, 0, m->K, m->n_blocks, m->B, kind};
+    const k3p_result out = {y, ld, is_blocks};
+    if (!k3p_takes(&p, n_tok)) return 0;
+    k3p_rows(&p, row0, row1, X, ldx, at, n_tok, &out);
+    return 1;
+}
+#endif
+
 /* ---- leaves ---------------------------------------------------------------------------------------- */
 
 K3_LEAF void k3_rows_dot_mxfp4(const K3Ctx *c, const uint8_t *W, const uint8_t *S, uint32_t row0,
@@ -308,6 +320,9 @@ K3_LEAF void k3_rows_dot_mxfp4(const K3Ctx *c, const uint8_t *W, const uint8_t *
     const k3v_mx m = {W, S, K, n_blocks, K / n_blocks};
     uint32_t t;
     (void)c;
+#if K3V_LANES == 16
+    if (k3v_mx_panels(K3P_F32, &m, row0, row1, X, ldx, NULL, n_tok, Y + row0, ldy, 0)) return;
+#endif
     if (K <= K3V_MX_DECODED && (n_tok > 1u || m.B % K3_MX_GROUP != 0u)) {
         k3v_mx_tokens_dot(&m, row0, row1, X, ldx, NULL, n_tok, Y, ldy);
         return;
@@ -319,6 +334,9 @@ K3_LEAF void k3_rows_dot_mxfp4_at(const K3Ctx *c, const uint8_t *W, const uint8_
                                   uint32_t K, const float *X, const uint32_t *at, uint32_t n_tok, float *Y, uint64_t ldy) {
     const k3v_mx m = {W, S, K, 1u, K};
     (void)c;
+#if K3V_LANES == 16
+    if (k3v_mx_panels(K3P_F32, &m, row0, row1, X, K, at, n_tok, Y + row0, ldy, 0)) return;
+#endif
     if (n_tok > 1u && K <= K3V_MX_DECODED) {
         k3v_mx_tokens_dot(&m, row0, row1, X, K, at, n_tok, Y, ldy);
         return;
@@ -334,6 +352,9 @@ K3_LEAF void k3_rows_blocks_mxfp4_at(const K3Ctx *c, const uint8_t *W, const uin
     /* A token that would be alone is quicker undecoded. */
     const uint32_t whole = K > K3V_MX_DECODED ? 0u : n_tok % K3V_TOKS == 1u ? n_tok - 1u : n_tok;
     (void)c;
+#if K3V_LANES == 16
+    if (k3v_mx_panels(K3P_F32, &m, row0, row1, X, K, at, n_tok, D, ldd, 1)) return;
+#endif
     if (whole > 0u) k3v_mx_tokens_blocks(&m, row0, row1, X, at, whole, D, ldd);
     for (uint32_t t = whole; t < n_tok; t++)
         k3v_mx_rows_blocks(K3V_X_F32, &m, row0, row1, X + (uint64_t)at[t] * K, D + t * ldd);

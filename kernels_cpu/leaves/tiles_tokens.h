@@ -162,6 +162,14 @@ static __attribute__((noinline)) void k3v_rows_tokens(int type, const uint8_t *W
                                                       uint32_t n_tok, float *Y, uint64_t ldy) {
     const uint32_t most = k3v_block_rows(K);
     k3v_tokens s;
+#if K3V_LANES == 16
+    const k3p_matrix m = {W, NULL, ldw, K, n_blocks, K / n_blocks, K3P_F32};
+    const k3p_result out = {Y + row0, ldy, 0};
+    if (type == K3V_BF16 && k3p_takes(&m, n_tok)) {
+        k3p_rows(&m, row0, row1, X, ldx, NULL, n_tok, &out);
+        return;
+    }
+#endif
     for (uint32_t r = row0; r < row1; r += most) {
         const uint32_t n = row1 - r < most ? row1 - r : most;
         for (uint32_t t = 0; t < n_tok; t += K3V_TOKS) {

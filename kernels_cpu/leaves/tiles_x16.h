@@ -102,6 +102,12 @@ K3_LEAF void k3_rows_dot_bf16_x16(const K3Ctx *c, const uint16_t *W, uint64_t ld
                                   float *Y, uint64_t ldy) {
     const uint32_t B = K / n_blocks, room = (B + 127u) / 128u * 128u;
     _Alignas(64) uint16_t x[K3H_MAX_K];
+    const k3p_matrix m = {(const uint8_t *)W, NULL, ldw, K, n_blocks, B, K3P_BF16};
+    const k3p_result out = {Y + row0, ldy, 0};
+    if (k3p_takes(&m, n_tok)) {
+        k3p_rows(&m, row0, row1, X, ldx, NULL, n_tok, &out);
+        return;
+    }
     if (n_tok != 1u || room * n_blocks > K3H_MAX_K) {
         k3_rows_dot_bf16(c, W, ldw, row0, row1, K, n_blocks, X, ldx, n_tok, Y, ldy);
         return;
@@ -118,6 +124,7 @@ K3_LEAF void k3_rows_dot_mxfp4_x16(const K3Ctx *c, const uint8_t *W, const uint8
                                    uint32_t row1, uint32_t K, uint32_t n_blocks, const float *X, uint64_t ldx,
                                    uint32_t n_tok, float *Y, uint64_t ldy) {
     const k3v_mx m = {W, S, K, n_blocks, K / n_blocks};
+    if (k3v_mx_panels(K3P_BF16, &m, row0, row1, X, ldx, NULL, n_tok, Y + row0, ldy, 0)) return;
     if (n_tok != 1u || m.B % K3_MX_GROUP != 0u) {
         k3_rows_dot_mxfp4(c, W, S, row0, row1, K, n_blocks, X, ldx, n_tok, Y, ldy);
         return;
@@ -130,6 +137,25 @@ K3_LEAF void k3_rows_blocks_mxfp4_x16(const K3Ctx *c, const uint8_t *W, const ui
     const k3v_mx m = {W, S, K, n_blocks, K / n_blocks};
     (void)c;
     k3v_mx_rows_blocks(K3V_X_BF16, &m, row0, row1, X, D);
+}
+
+K3_LEAF void k3_rows_dot_mxfp4_at_x16(const K3Ctx *c, const uint8_t *W, const uint8_t *S, uint32_t row0, uint32_t row1,
+                                      uint32_t K, const float *X, const uint32_t *at, uint32_t n_tok, float *Y,
+                                      uint64_t ldy) {
+    const k3v_mx m = {W, S, K, 1u, K};
+    (void)c;
+    if (k3v_mx_panels(K3P_BF16, &m, row0, row1, X, K, at, n_tok, Y + row0, ldy, 0)) return;
+    for (uint32_t t = 0; t < n_tok; t++) k3v_mx_rows_dot(K3V_X_BF16, &m, row0, row1, X + (uint64_t)at[t] * K, Y + t * ldy);
+}
+
+K3_LEAF void k3_rows_blocks_mxfp4_at_x16(const K3Ctx *c, const uint8_t *W, const uint8_t *S, uint32_t row0, uint32_t row1,
+                                         uint32_t K, uint32_t n_blocks, const float *X, const uint32_t *at, uint32_t n_tok,
+                                         float *D, uint64_t ldd) {
+    const k3v_mx m = {W, S, K, n_blocks, K / n_blocks};
+    (void)c;
+    if (k3v_mx_panels(K3P_BF16, &m, row0, row1, X, K, at, n_tok, D, ldd, 1)) return;
+    for (uint32_t t = 0; t < n_tok; t++)
+        k3v_mx_rows_blocks(K3V_X_BF16, &m, row0, row1, X + (uint64_t)at[t] * K, D + t * ldd);
 }
 
 #endif
