@@ -30,6 +30,30 @@ K3V_INLINE void k3v_store(float *p, k3v_f a) { _mm256_storeu_ps(p, a); }
 K3V_INLINE k3v_f k3v_add(k3v_f a, k3v_f b) { return _mm256_add_ps(a, b); }
 K3V_INLINE k3v_f k3v_fma(k3v_f a, k3v_f b, k3v_f c) { return _mm256_fmadd_ps(a, b, c); }
 
+/* Eight rows become eight columns. */
+K3V_INLINE void k3v_transpose(k3v_f *r) {
+    k3v_f t[8];
+    K3V_UNROLL
+    for (int i = 0; i < 8; i += 2) {
+        t[i] = _mm256_unpacklo_ps(r[i], r[i + 1]);
+        t[i + 1] = _mm256_unpackhi_ps(r[i], r[i + 1]);
+    }
+    K3V_UNROLL
+    for (int i = 0; i < 8; i += 4)
+        K3V_UNROLL
+        for (int j = 0; j < 2; j++) {
+            r[i + 2 * j] = _mm256_shuffle_ps(t[i + j], t[i + j + 2], 0x44);
+            r[i + 2 * j + 1] = _mm256_shuffle_ps(t[i + j], t[i + j + 2], 0xee);
+        }
+    K3V_UNROLL
+    for (int j = 0; j < 4; j++) {
+        t[j] = _mm256_permute2f128_ps(r[j], r[j + 4], 0x20);
+        t[j + 4] = _mm256_permute2f128_ps(r[j], r[j + 4], 0x31);
+    }
+    K3V_UNROLL
+    for (int j = 0; j < 8; j++) r[j] = t[j];
+}
+
 K3V_INLINE k3v_f k3v_load_bf16(const uint16_t *p) {
     const __m256i w = _mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i *)(const void *)p));
     return _mm256_castsi256_ps(_mm256_slli_epi32(w, 16));

@@ -30,6 +30,36 @@ K3V_INLINE void k3v_store(float *p, k3v_f a) { _mm512_storeu_ps(p, a); }
 K3V_INLINE k3v_f k3v_add(k3v_f a, k3v_f b) { return _mm512_add_ps(a, b); }
 K3V_INLINE k3v_f k3v_fma(k3v_f a, k3v_f b, k3v_f c) { return _mm512_fmadd_ps(a, b, c); }
 
+/* Sixteen rows become sixteen columns. */
+K3V_INLINE void k3v_transpose(k3v_f *r) {
+    k3v_f t[16];
+    K3V_UNROLL
+    for (int i = 0; i < 16; i += 2) {
+        t[i] = _mm512_unpacklo_ps(r[i], r[i + 1]);
+        t[i + 1] = _mm512_unpackhi_ps(r[i], r[i + 1]);
+    }
+    K3V_UNROLL
+    for (int i = 0; i < 16; i += 4)
+        K3V_UNROLL
+        for (int j = 0; j < 2; j++) {
+            const __m512d a = _mm512_castps_pd(t[i + j]), b = _mm512_castps_pd(t[i + j + 2]);
+            r[i + 2 * j] = _mm512_castpd_ps(_mm512_unpacklo_pd(a, b));
+            r[i + 2 * j + 1] = _mm512_castpd_ps(_mm512_unpackhi_pd(a, b));
+        }
+    K3V_UNROLL
+    for (int i = 0; i < 16; i += 8)
+        K3V_UNROLL
+        for (int j = 0; j < 4; j++) {
+            t[i + j] = _mm512_shuffle_f32x4(r[i + j], r[i + j + 4], 0x88);
+            t[i + j + 4] = _mm512_shuffle_f32x4(r[i + j], r[i + j + 4], 0xdd);
+        }
+    K3V_UNROLL
+    for (int j = 0; j < 8; j++) {
+        r[j] = _mm512_shuffle_f32x4(t[j], t[j + 8], 0x88);
+        r[j + 8] = _mm512_shuffle_f32x4(t[j], t[j + 8], 0xdd);
+    }
+}
+
 K3V_INLINE k3v_f k3v_load_bf16(const uint16_t *p) {
     const __m512i w = _mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i *)(const void *)p));
     return _mm512_castsi512_ps(_mm512_slli_epi32(w, 16));

@@ -189,6 +189,8 @@ K3V_INLINE void k3v_rows4(int type, const uint8_t *W, uint64_t ldw, uint32_t r0,
 
 /* ---- one or several tokens ------------------------------------------------------------------------- */
 
+static uint32_t k3v_scores_f32(const float *W, uint64_t ldw, uint32_t row0, uint32_t row1, uint32_t K, const float *X,
+                               uint64_t ldx, uint32_t n_tok, float *Y, uint64_t ldy);
 static __attribute__((noinline)) void k3v_rows_tokens(int type, const uint8_t *W, uint64_t ldw, uint32_t row0, uint32_t row1,
                                                       uint32_t K, uint32_t n_blocks, const float *X, uint64_t ldx,
                                                       uint32_t n_tok, float *Y, uint64_t ldy);
@@ -239,8 +241,10 @@ K3_LEAF void k3_rows_dot_bf16(const K3Ctx *c, const uint16_t *W, uint64_t ldw, u
 K3_LEAF void k3_rows_dot_f32(const K3Ctx *c, const float *W, uint64_t ldw, uint32_t row0, uint32_t row1,
                              uint32_t K, uint32_t n_blocks, const float *X, uint64_t ldx, uint32_t n_tok,
                              float *Y, uint64_t ldy) {
+    const uint32_t done = n_blocks == 1u ? k3v_scores_f32(W, ldw, row0, row1, K, X, ldx, n_tok, Y, ldy) : 0u;
     (void)c;
-    k3v_rows(K3V_F32, (const uint8_t *)W, ldw, row0, row1, K, n_blocks, X, ldx, n_tok, Y, ldy);
+    if (done < n_tok)
+        k3v_rows(K3V_F32, (const uint8_t *)W, ldw, row0, row1, K, n_blocks, X + done * ldx, ldx, n_tok - done, Y + done * ldy, ldy);
 }
 
 /* ---- single sums ----------------------------------------------------------------------------------- */

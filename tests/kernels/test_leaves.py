@@ -228,6 +228,18 @@ def test_many_rows_and_tokens_equal_scalar(scalar, vector, kind):
 
 
 @pytest.mark.parametrize("kind", KINDS)
+def test_scores_of_many_heads_equal_scalar(scalar, vector, kind):
+    """Whole vectors of x, more than half of one, less; whole and partial tiles of rows; few pairs."""
+    rng = np.random.default_rng(KINDS.index(kind))
+    for K, rows in [(8, 16), (88, 37), (128, 16), (576, 50), (584, 19), (1032, 17), (90, 20)]:
+        W, X = unaligned(f32_bits(rng, kind, (rows, K))), unaligned(f32_bits(rng, kind, (37, K)))
+        want = scalar.rows("f32", W, X)
+        for T in (5, 8, 9, 12, 16, 21, 37):
+            assert_bits(vector.rows("f32", W, X[:T]), want[:T])
+        assert_bits(vector.rows("f32", W, X, rows=(1, rows), ldy=64), want[:, 1:])
+
+
+@pytest.mark.parametrize("kind", KINDS)
 def test_picked_tokens_equal_one_by_one(scalar, vector, kind):
     rng = np.random.default_rng(KINDS.index(kind))
     for K, n_blocks in [(32, 2), (96, 8), (1024, 8), (3584, 1), (3072, 8), (4128, 1)]:
