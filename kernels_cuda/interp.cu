@@ -4,7 +4,8 @@
  * many blocks as the stream has workgroups, all resident. */
 #include "simt_interp.h"
 
-extern "C" __global__ void __launch_bounds__(K3_BLOCK_LANES) k3_interp(const K3Launch *l) {
+/* The 1: a block has its SM to itself, so its registers need not be few; else small builds spill for a second block. */
+extern "C" __global__ void __launch_bounds__(K3_BLOCK_LANES, 1) k3_interp(const K3Launch *l) {
     __shared__ K3Block block;
     k3_interpret(&block, l);
 }

@@ -100,12 +100,15 @@ K3_FN uint32_t k3_stream1(const void *p) { return __builtin_nontemporal_load((co
 #define K3_DEVICE_SCOPE 0u
 #define K3_SYSTEM_SCOPE 1u /* other ranks' devices and the host */
 
+/* This wave's stores have reached the L2, its invalidations have been done. vmcnt(0), the other counts at their most. */
+K3_FN void k3_drain(void) { __builtin_amdgcn_s_waitcnt(0x0f70); }
+
 /* A barrier behind which every wave's stores have reached the L2. The fence alone lets them be under way: inside a
  * workgroup nobody could tell, but the counter that one lane then adds to may lie in another channel and overtake
- * them. 0x0f70: vmcnt(0), the other counts at their most. */
+ * them. */
 K3_FN void k3_block_retire(void) {
     __builtin_amdgcn_fence(__ATOMIC_RELEASE, "workgroup");
-    __builtin_amdgcn_s_waitcnt(0x0f70);
+    k3_drain();
     __builtin_amdgcn_s_barrier();
     __builtin_amdgcn_fence(__ATOMIC_ACQUIRE, "workgroup");
 }
@@ -121,6 +124,7 @@ K3_FN uint32_t k3_poll(const uint32_t *p, uint32_t scope) { return k3_look(p, sc
 K3_FN void k3_acquire(uint32_t scope) {
     if (scope == K3_SYSTEM_SCOPE) __builtin_amdgcn_fence(__ATOMIC_ACQUIRE, "");
     else __builtin_amdgcn_fence(__ATOMIC_ACQUIRE, "agent");
+    k3_drain(); /* one wave invalidates for all: the others must not load before it has been done */
 }
 K3_FN void k3_pause(void) { __builtin_amdgcn_s_sleep(8); }
 
@@ -176,6 +180,9 @@ K3_FN int k3_domain_is_open(const uint32_t *p) { return k3_look(p, K3_DEVICE_SCO
 
 /* The elected block has invalidated the L2; this drops what the own compute unit keeps. No scope of the language means
  * "those who share an L2", so the instruction is spelled. Not yet run on a device. */
-K3_FN void k3_domain_acquire(void) { asm volatile("buffer_inv sc0" ::: "memory"); }
+K3_FN void k3_domain_acquire(void) {
+    asm volatile("buffer_inv sc0" ::: "memory");
+    k3_drain();
+}
 
 #endif

@@ -118,12 +118,31 @@ def _as_text(outcome: Outcome) -> str:
     return "\n".join(lines)
 
 
+_COLUMNS = ("target", "phases", "ops", "kernel", "registers", "spills", "stack B", "shared B",
+            "code B", "compiler")  # fmt: skip
+
+
+def _as_markdown(outcome: Outcome) -> str:
+    """Return a row for each kernel, of what docs/gpu-compiled.md keeps."""
+    first = [outcome.target, " ".join(outcome.phases), str(len(outcome.ops))]
+    if outcome.compiled is None:
+        return " | ".join(["", *first, outcome.status, *[""] * 5, *outcome.detail, ""]).strip()
+    rows = []
+    for k in outcome.compiled.kernels:
+        numbers = (k.registers, k.spills, k.stack_bytes, k.shared_bytes, k.code_bytes)
+        cells = [*first, k.name, *map(str, numbers), outcome.compiled.compiler]
+        rows.append(" | ".join(["", *cells, ""]).strip())
+    return "\n".join(rows)
+
+
 def main(arguments: Sequence[str]) -> int:
     """Run the command line and return its exit code."""
     parser = argparse.ArgumentParser(prog="compile_gpu", description=__doc__)
     parser.add_argument("--target", action="append", choices=TARGETS, help="default: all")
     parser.add_argument("--isa", type=Path, help="only the opcodes of this program; default: all")
-    parser.add_argument("--json", action="store_true", help="one JSON object a line")
+    form = parser.add_mutually_exclusive_group()
+    form.add_argument("--json", action="store_true", help="one JSON object a line")
+    form.add_argument("--markdown", action="store_true", help="rows of a table")
     parser.add_argument(
         "--allow-missing",
         action="store_true",
@@ -135,11 +154,14 @@ def main(arguments: Sequence[str]) -> int:
     except K3Error as error:
         print(error.text("compile_gpu"), file=sys.stderr)
         return error.exit_code
+    show = _as_json if options.json else _as_markdown if options.markdown else _as_text
+    if options.markdown:
+        print(f"| {' | '.join(_COLUMNS)} |\n|{'---|' * len(_COLUMNS)}")
     outcomes: list[Outcome] = []
     for target in options.target or TARGETS:
         for outcome in compile_target(target, ops):
             outcomes.append(outcome)
-            print(_as_json(outcome) if options.json else _as_text(outcome), flush=True)
+            print(show(outcome), flush=True)
     return exit_code(outcomes, options.allow_missing)
 
 

@@ -8,12 +8,18 @@ from __future__ import annotations
 
 import json
 
+import numpy as np
 import pytest
 
+from k3tool.checkpoint.sample_presets import PRESETS, preset_config
+from k3tool.compiler.compile import compile_plan
 from k3tool.errors import K3Error, TargetError
-from k3tool.isa.table import ALL_PHASES, SPECS
-from k3tool.runtime import compile_gpu, gpu_compilers, gpu_source
+from k3tool.isa.emit import emit
+from k3tool.isa.table import ALL_PHASES, SPECS, Op
+from k3tool.model.config import K3Config
+from k3tool.runtime import compile_gpu, gpu_compilers, gpu_object, gpu_source
 from k3tool.runtime.gpu_compilers import CUDA_FLAGS, HIP_FLAGS, TARGETS
+from k3tool.runtime.gpu_object import check_object, read_identity
 from k3tool.targets import BUILDS, get_build
 from k3tool.targets import TARGETS as TARGET_TABLE
 
@@ -26,6 +32,13 @@ def compiler_for(target):
     if found is None:
         pytest.skip(f"NOT RUN: {target} (needs {gpu_compilers.needs(target)})")
     return found
+
+
+def program(target):
+    """Return a small model's streams for a target."""
+    config = K3Config.from_dict(preset_config(PRESETS["tiny"]))
+    plan = compile_plan(config, tp=1, target=target, workgroups=8, chunk=4, batch=1, ctx=256)
+    return emit(plan, target, "plan.h5")
 
 
 def compile_small(vendor, body, flags=None, compiler=None):
@@ -126,6 +139,32 @@ def test_only_the_given_ops_are_in_the_source():
     assert "X(ADD, add)" in text
     assert "k3_op_add(" in text
     assert "k3_op_mla_heads(" not in text
+
+
+@pytest.mark.parametrize("vendor", ["cuda", "hip"])
+def test_only_the_given_ops_are_in_the_object(vendor):
+    target = SMALL[vendor]
+    compiler_for(target)
+    (outcome,) = compile_gpu.compile_target(target, {"decode": ("ADD", "MUL")})
+    assert outcome.status == "PASS", outcome.detail
+    found = read_identity(outcome.compiled.object_bytes, "an object")
+    assert (found.ops, found.phases) == ({int(Op.ADD), int(Op.MUL)}, ("decode",))
+    kernels = {kernel.name: kernel for kernel in outcome.compiled.kernels}
+    assert kernels["k3_interp"].code_bytes < 60_000  # all ops: ten times that
+    with pytest.raises(TargetError, match=r"opcodes: got no [A-Z]"):
+        check_object(found, program(target), "decode")
+
+
+@pytest.mark.parametrize("vendor", ["cuda", "hip"])
+def test_control_an_object_that_says_otherwise_is_a_failure(monkeypatch, vendor):
+    """The compiler's own output, but another argument layout expected: no PASS."""
+    target = SMALL[vendor]
+    compiler_for(target)
+    changed = np.dtype([("insts", "<u8")])
+    monkeypatch.setattr(gpu_object, "LAUNCH_DTYPE", changed)
+    (outcome,) = compile_gpu.compile_target(target, {"decode": ("ADD",)})
+    assert (outcome.status, outcome.exit_code) == ("FAIL", 1)
+    assert "kernel argument: got entries at 8, need its end at 8" in outcome.detail[0]
 
 
 def test_every_target_has_a_build_for_every_phase():

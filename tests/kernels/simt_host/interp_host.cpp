@@ -119,7 +119,7 @@ static void *step_blocks(void *argument) {
         left = 0;
         for (uint32_t b = s->index; b < launch.n_blocks; b += team->n_threads) {
             if (blocks[b].left == 0) continue;
-            moved |= k3_host_resume(&blocks[b], K3_HOST_ORDER);
+            moved |= k3_host_resume(&blocks[b], (K3HostOrder)K3_HOST_ORDER);
             left += blocks[b].left;
         }
         if (moved) __atomic_fetch_add(progress, 1u, __ATOMIC_RELAXED);
