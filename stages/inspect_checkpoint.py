@@ -24,6 +24,7 @@ from k3tool.checkpoint.tensor_report import tensor_lines, tensor_value
 from k3tool.errors import ArtifactError, UnsoundError, UsageError
 from k3tool.model.config import K3Config
 from k3tool.model.graph import weight_leaves
+from k3tool.progress import progress_of
 from k3tool.tables import bytes_text
 from stages import options
 
@@ -87,8 +88,6 @@ def run(opts: Options) -> Result:
 
 
 def _look_at_values(checkpoint: Checkpoint, opts: Options, coverage: Coverage) -> "Values":
-    from tqdm import tqdm
-
     from k3tool.checkpoint.fingerprint import (
         compare_fingerprints,
         read_fingerprint,
@@ -102,11 +101,8 @@ def _look_at_values(checkpoint: Checkpoint, opts: Options, coverage: Coverage) -
     jobs = opts.jobs or os.cpu_count() or 1
     wanted = recorded is not None or opts.fingerprint is not None
     scan = ValueScan(checkpoint, targets, jobs=jobs, fingerprint=wanted)
-    with tqdm(
-        total=targets.n_bytes, unit="B", unit_scale=True, disable=not sys.stderr.isatty()
-    ) as bar:
-        values = scan.run(lambda done: bar.update(done - bar.n))
-        bar.update(values.n_bytes - bar.n)
+    with progress_of("values") as progress:
+        values = scan.run(lambda done: progress(done, targets.n_bytes))
     if recorded is not None:
         values.findings += compare_fingerprints(
             values.fingerprints, recorded, checkpoint.index.weight_map
@@ -221,6 +217,8 @@ def command(
     if as_json and markdown:
         raise UsageError("--markdown", got="also --json", need="one of the two")
     if tensor is not None:
+        if layers or values or fingerprint or against or markdown or output:
+            raise UsageError("--tensor", got="options of the report", need="at most --json with it")
         with Checkpoint.open(checkpoint) as opened:
             facts = tensor_value(opened, tensor)
         click.echo(json.dumps(facts, indent=1) if as_json else "\n".join(tensor_lines(facts)))

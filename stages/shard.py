@@ -1,21 +1,17 @@
 """`k3tool shard`: split a checkpoint into one folder per rank, or check such a split."""
 
 import json
-import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import click
-from tqdm import tqdm
 
 from k3tool.checkpoint.shard_check import CheckInfo, check_shards
 from k3tool.checkpoint.shard_mpi import shard_mpi
-from k3tool.checkpoint.shard_threads import Progress
 from k3tool.checkpoint.shard_writer import ShardsInfo, shard_checkpoint
 from k3tool.errors import UnsoundError
+from k3tool.progress import Progress, progress_of
 from stages import options
 
 
@@ -56,20 +52,6 @@ def _say(line: str) -> None:
     click.echo(line, err=True)
 
 
-@contextmanager
-def _progress_bar(what: str) -> Iterator[Progress]:
-    """Yield a progress callback that draws on stderr, and only on a terminal."""
-    with tqdm(
-        unit="B", unit_scale=True, file=sys.stderr, disable=not sys.stderr.isatty(), desc=what
-    ) as bar:
-
-        def update(done: int, total: int) -> None:
-            bar.total = total
-            bar.update(done - bar.n)
-
-        yield update
-
-
 def as_dict(info: ShardsInfo) -> dict[str, Any]:
     """Return the result as plain values for `--json`."""
     return {
@@ -101,7 +83,7 @@ def summary_lines(info: ShardsInfo, verbose: bool) -> list[str]:
     lines = [
         f"shards {info.path}: ranks {ranks} of {info.tp}, "
         f"{info.n_tensors} tensors in {info.n_files} files each",
-        f"read {info.read_bytes} bytes, wrote {info.written_bytes} bytes{resumed}",
+        f"read {info.read_bytes} source bytes, wrote {info.written_bytes} bytes{resumed}",
         *(
             f"rank {rank}: {info.rank_bytes} bytes, "
             f"{info.replicated_bytes} ({share:.1f} %) of them on every rank"
@@ -163,7 +145,7 @@ def check_as_dict(info: CheckInfo) -> dict[str, Any]:
 
 
 def _check(shards: Path, checkpoint: Path, jobs: int | None, as_json: bool, verbose: bool) -> None:
-    with _progress_bar("check") as progress:
+    with progress_of("check") as progress:
         info = check_shards(shards, checkpoint, jobs, progress)
     if as_json:
         click.echo(json.dumps(check_as_dict(info), indent=1))
@@ -244,7 +226,7 @@ def command(
     if tp is None or output is None:
         raise click.UsageError("Missing option '--tp'" if tp is None else "Missing option '-o'")
     opts = Options(checkpoint, tp, output, ranks or None, force, keep_vision, jobs, mpi)
-    with _progress_bar("shard") as progress:
+    with progress_of("shard") as progress:
         info = run(opts, progress)
     if info is None:
         return  # process 0 speaks for all

@@ -20,7 +20,7 @@ from k3tool.checkpoint.reader import Checkpoint
 from k3tool.checkpoint.shard_copy import BLOCK_BYTES, SHA256_BYTES
 from k3tool.checkpoint.shard_plan import Entry, FileJob, ShardPlan, plan_shards
 from k3tool.checkpoint.shard_provenance import PLAN_COLUMNS, plan_columns
-from k3tool.checkpoint.shard_threads import Progress, Tally, each
+from k3tool.checkpoint.shard_threads import Tally, each
 from k3tool.checkpoint.shards import (
     RANK_NAME,
     RANK_SCHEMA,
@@ -32,6 +32,7 @@ from k3tool.checkpoint.shards import (
 from k3tool.errors import ArtifactError, UsageError
 from k3tool.fields import attrs_of, column, params_of, texts
 from k3tool.model.weights import rank_slice
+from k3tool.progress import Progress
 from k3tool.targets import MOST_RANKS
 
 Array = npt.NDArray[Any]

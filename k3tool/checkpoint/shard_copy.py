@@ -159,6 +159,7 @@ class _Copier:
         for offset in range(start, stop, step):
             view = memoryview(self._block)[: min(step, stop - offset)]
             self.checkpoint.read_into(info, info.offset + offset, view)
+            self.tally.add_read(len(view))
             if offset + step < stop:  # the disk reads while this block is hashed and written
                 ahead = min(step, stop - offset - step)
                 self.checkpoint.prefetch(info, info.offset + offset + step, ahead)

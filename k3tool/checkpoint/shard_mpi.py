@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
 from k3tool.checkpoint.reader import Checkpoint
-from k3tool.checkpoint.shard_threads import Progress
 from k3tool.checkpoint.shard_writer import Say, ShardJob, ShardsInfo, chosen_ranks
 from k3tool.errors import K3Error, TargetError
+from k3tool.progress import Progress
 
 Result = TypeVar("Result")
 
@@ -134,6 +134,7 @@ def _joined(infos: Sequence[ShardsInfo]) -> ShardsInfo:
     return dataclasses.replace(
         infos[0],
         ranks=tuple(sorted(rank for info in infos for rank in info.ranks)),
+        read_bytes=sum(info.read_bytes for info in infos),
         written_bytes=sum(info.written_bytes for info in infos),
         resumed_bytes=sum(info.resumed_bytes for info in infos),
     )

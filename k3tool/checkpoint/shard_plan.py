@@ -104,7 +104,7 @@ class ShardPlan:
     @property
     def need_bytes(self) -> int:
         """Return the disk space of one rank, artifacts and headers included, rounded up."""
-        return self.rank_bytes + ENTRY_BYTES * len(self.rows.name)
+        return folder_bytes(self.rank_bytes, len(self.rows.name))
 
     def jobs(self) -> Iterator[FileJob]:
         """Yield all files, holding one at a time.
@@ -115,6 +115,11 @@ class ShardPlan:
             for file in _files(self):
                 if (file.layer is not None) == in_layers:
                     yield FileJob(file.name, [_entry(self, spec) for spec in file.tensors])
+
+
+def folder_bytes(weight_bytes: int, n_tensors: int) -> int:
+    """Return the disk space of a rank's folder with so many tensors, rounded up."""
+    return weight_bytes + ENTRY_BYTES * n_tensors
 
 
 def plan_shards(

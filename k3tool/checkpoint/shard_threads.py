@@ -6,7 +6,8 @@ from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from os import cpu_count
 from typing import TypeVar
 
-Progress = Callable[[int, int], None]  # (bytes done so far, bytes to do)
+from k3tool.progress import Progress
+
 Job = TypeVar("Job")
 DEFAULT_THREADS = 4  # one hashes about 1 GB/s, an SSD takes more
 _POLL_SECONDS = 0.2
@@ -22,6 +23,7 @@ class Tally:
     def __init__(self) -> None:
         """Start at nothing."""
         self.done = 0
+        self.read = 0  # bytes of the checkpoint
         self._lock = threading.Lock()
         self._stop = threading.Event()
 
@@ -31,6 +33,11 @@ class Tally:
             raise Stopped
         with self._lock:
             self.done += n_bytes
+
+    def add_read(self, n_bytes: int) -> None:
+        """Count bytes that were read of the checkpoint."""
+        with self._lock:
+            self.read += n_bytes
 
     def stop(self) -> None:
         """Make every thread end at its next block."""

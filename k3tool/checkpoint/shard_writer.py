@@ -18,13 +18,23 @@ from k3tool.checkpoint.index import INDEX_NAME
 from k3tool.checkpoint.reader import Checkpoint
 from k3tool.checkpoint.shard_copy import FileRecord, copy_bytes, stands, write_file
 from k3tool.checkpoint.shard_journal import Work, clear_leftover, locked, work_path
-from k3tool.checkpoint.shard_plan import VISION_REASON, FileJob, ShardPlan, plan_shards
+from k3tool.checkpoint.shard_plan import (
+    VISION_REASON,
+    FileJob,
+    ShardPlan,
+    folder_bytes,
+    plan_shards,
+)
 from k3tool.checkpoint.shard_provenance import write_rank, write_set
 from k3tool.checkpoint.shard_publish import check_output, is_published, publish
-from k3tool.checkpoint.shard_threads import Progress, Tally, default_threads, each
+from k3tool.checkpoint.shard_threads import Tally, default_threads, each
 from k3tool.checkpoint.shards import SHARDS_NAME, SIDE_FILES, rank_folder_name
 from k3tool.errors import ArtifactError, K3Error, UsageError
 from k3tool.memory import THREAD_BYTES, require_room
+from k3tool.model.config import K3Config
+from k3tool.model.sizes import n_tensors, rank_bytes
+from k3tool.progress import Progress
+from k3tool.tables import count_text
 
 Say = Callable[[str], None]
 
@@ -34,7 +44,8 @@ class ShardsInfo:
     """What was written: sizes in bytes, the artifact's digest, the checkpoint's identity.
 
     `rank_bytes` is what each rank holds, `replicated_bytes` the part of it that all ranks hold;
-    `resumed_bytes` of `written_bytes` stood from a run before.
+    `read_bytes` were read of the checkpoint's tensors by this run; `resumed_bytes` of
+    `written_bytes` stood from a run before.
     """
 
     path: Path
@@ -91,7 +102,7 @@ def chosen_ranks(tp: int, ranks: Sequence[int] | None) -> tuple[int, ...]:
     chosen = tuple(sorted(set(range(tp) if ranks is None else ranks)))
     wrong = [rank for rank in chosen if not 0 <= rank < tp]
     if wrong or not chosen:
-        raise UsageError("--rank", got=wrong, need=f"at least one, from 0 to {tp - 1}")
+        raise UsageError("--rank", got=wrong, need=f"ranks from 0 to {tp - 1}")
     return chosen
 
 
@@ -133,6 +144,7 @@ class ShardJob:
             clear_leftover(path)
             if not (path / "moves").exists():
                 check_output(self.out, self.names, self.every, self.force)
+                require_least_space(self.checkpoint.config, self.tp, self.out, self.ranks)
         self.plan = plan_shards(self.checkpoint, self.tp, keep_vision, max_file_bytes)
 
     @contextlib.contextmanager
@@ -224,19 +236,11 @@ class ShardJob:
         """Return the disk space that the rest of the work takes, beside the old output."""
         if self.work.moves.exists():
             return 0
-        there = sum(path.stat().st_size for path in self.work.set.rglob("*.safetensors"))
-        return max(0, self.plan.need_bytes * len(self.ranks) - there)
+        return max(0, self.plan.need_bytes * len(self.ranks) - held_bytes(self.work.set))
 
     def check_space(self, need: int) -> None:
         """Refuse before the first byte what will not fit."""
-        have = free_bytes(self.work.path)
-        if need > have:
-            raise K3Error(
-                str(self.path.parent),
-                got=f"{have} bytes free",
-                need=f"{need} bytes for {len(self.every)} ranks",
-                hint="free some, write elsewhere (run: --cache), or split with k3tool shard --rank",
-            )
+        _require_space(self.out.parent, self.work.path, need, len(self.every))
 
     # -- writing -------------------------------------------------------------------------------
 
@@ -318,7 +322,7 @@ class ShardJob:
             identity=self.checkpoint.identity,
             n_tensors=len(plan.rows.name),
             n_files=len(plan.files),
-            read_bytes=sum(plan.rows.source_bytes) + padding_bytes,
+            read_bytes=self._tally.read,
             written_bytes=plan.rank_bytes * len(self.ranks),
             rank_bytes=plan.rank_bytes,
             replicated_bytes=plan.replicated_bytes,
@@ -328,6 +332,33 @@ class ShardJob:
             dropped_bytes=image_bytes,
             padding_bytes=padding_bytes,
         )
+
+
+def require_least_space(config: K3Config, tp: int, out: Path, ranks: Sequence[int]) -> None:
+    """Refuse shards of the text model that will not fit, from the config alone.
+
+    To look at half a million tensors first takes a minute. Raises: K3Error.
+    """
+    held = held_bytes(work_path(out, tp, ranks) / "set")
+    place = next(parent for parent in out.absolute().parents if parent.is_dir())
+    need = folder_bytes(rank_bytes(config, tp).total, n_tensors(config)) * len(ranks) - held
+    _require_space(out.parent, place, need, len(ranks))
+
+
+def _require_space(said: Path, place: Path, need: int, n_ranks: int) -> None:
+    have = free_bytes(place)
+    if need > have:
+        raise K3Error(
+            str(said.absolute()),
+            got=f"{have} bytes free",
+            need=f"{need} bytes for {count_text(n_ranks, 'rank')}",
+            hint="free some, write elsewhere (run: --cache), or split with k3tool shard --rank",
+        )
+
+
+def held_bytes(folder: Path) -> int:
+    """Return the bytes of the weights that a killed run left in a folder, if it is there."""
+    return sum(path.stat().st_size for path in folder.rglob("*.safetensors"))
 
 
 def free_bytes(folder: Path) -> int:

@@ -27,6 +27,12 @@ class TokenBytes(NamedTuple):
     experts: int
 
 
+def n_tensors(config: K3Config) -> int:
+    """Return how many tensors the text model has; a rank has a part of each."""
+    layers = (None, *config.layers)
+    return sum(count for layer in layers for _, count in layer_rows(config, layer))
+
+
 def rank_bytes(config: K3Config, tp: int) -> RankBytes:
     """Return what a rank holds of the text model. `tp` must be one of `config.legal_tp()`."""
     total = replicated = 0

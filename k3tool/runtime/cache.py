@@ -16,7 +16,7 @@ from typing import Any
 
 from k3tool.artifact import InputRef, canonical_json, open_artifact
 from k3tool.checkpoint.reader import Checkpoint
-from k3tool.checkpoint.shard_writer import shard_checkpoint
+from k3tool.checkpoint.shard_writer import require_least_space, shard_checkpoint
 from k3tool.checkpoint.shards import SHARDS_NAME, SHARDS_SCHEMA, Shards
 from k3tool.compiler.checks import check_program, require_proved, verify_program
 from k3tool.compiler.compile import compile_plan
@@ -30,6 +30,7 @@ from k3tool.isa.stream import Isa, load_isa
 from k3tool.isa.table import isa_hash
 from k3tool.model.config import K3Config
 from k3tool.model.sizes import rank_bytes
+from k3tool.progress import progress_of
 from k3tool.runtime.budget import fit
 from k3tool.runtime.build import ROOT
 from k3tool.runtime.finite import state_key
@@ -161,9 +162,22 @@ def rank_weights(source: Source, options: RunOptions, say: Say, note: Say) -> We
     return Weights(ranks, made)
 
 
+def require_copy_space(source: Source, options: RunOptions) -> None:
+    """Refuse at once a run whose shards have to be made and will not fit. Raises: K3Error."""
+    if source.checkpoint is None or source.tp == 1:
+        return
+    path = cache_folder(options) / _shards_key(source.checkpoint, source.tp)
+    if not path.exists():
+        require_least_space(source.config, source.tp, path, range(source.tp))
+
+
+def _shards_key(checkpoint: Checkpoint, tp: int) -> str:
+    return f"shards-{state_key(checkpoint)}-tp{tp}-schema{SHARDS_SCHEMA}"
+
+
 def _cached_shards(source: Source, folder: Path, say: Say, note: Say) -> tuple[Shards, str]:
     assert source.checkpoint is not None
-    key = f"shards-{state_key(source.checkpoint)}-tp{source.tp}-schema{SHARDS_SCHEMA}"
+    key = _shards_key(source.checkpoint, source.tp)
     path = folder / key
     with _locked(folder, key):
         if path.exists():
@@ -179,7 +193,8 @@ def _cached_shards(source: Source, folder: Path, say: Say, note: Say) -> tuple[S
                     return shards, "reused"
         copied = source.tp * rank_bytes(source.config, source.tp).total
         note(f"writing a copy of the weights for {source.tp} ranks: {bytes_text(copied)} to {path}")
-        shard_checkpoint(source.path, source.tp, path, force=True)
+        with progress_of("shard") as progress:
+            shard_checkpoint(source.path, source.tp, path, force=True, progress=progress)
         return Shards.open(path), "built"
 
 

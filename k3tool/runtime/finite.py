@@ -8,11 +8,8 @@ in the cache by its files' names, sizes and times.
 
 import hashlib
 import os
-import sys
 from collections.abc import Callable
 from pathlib import Path
-
-from tqdm import tqdm
 
 from k3tool.artifact import canonical_json
 from k3tool.atomic import atomic_path
@@ -21,6 +18,7 @@ from k3tool.checkpoint.reader import Checkpoint
 from k3tool.checkpoint.value_targets import BF16, F32, Targets
 from k3tool.checkpoint.values import ValueScan
 from k3tool.errors import UnsoundError
+from k3tool.progress import progress_of
 
 Say = Callable[[str], None]
 _MOST_THREADS = 8  # a disk gives no more
@@ -35,11 +33,9 @@ def require_finite(folder: Checkpoint, cache: Path, say: Say) -> None:
     jobs = min(_MOST_THREADS, len(os.sched_getaffinity(0)))
     read = (target for target in Targets(folder) if target.kind in (BF16, F32))
     used = [target for target in read if target.place[1] != "vision"]
-    with tqdm(
-        total=sum(target.info.n_bytes for target in used), unit="B", unit_scale=True, leave=False,
-        disable=not sys.stderr.isatty(),
-    ) as bar:  # fmt: skip
-        values = ValueScan(folder, used, jobs=jobs).run(lambda done: bar.update(done - bar.n))
+    total = sum(target.info.n_bytes for target in used)
+    with progress_of("looking for NaN and Inf") as progress:
+        values = ValueScan(folder, used, jobs=jobs).run(lambda done: progress(done, total))
     wrong = [finding for finding in values.findings if finding.kind == "non-finite"]
     error = first_error(folder.path, wrong, "inspect --values")
     if error is not None:

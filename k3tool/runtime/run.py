@@ -26,6 +26,7 @@ from k3tool.runtime.cache import (
     open_source,
     program,
     rank_weights,
+    require_copy_space,
 )
 from k3tool.runtime.copying import copies
 from k3tool.runtime.expert_trace import TraceFile
@@ -129,6 +130,7 @@ def run_model(
     check_request(options, source.config)
     if source.checkpoint is not None:
         require_whole(source.checkpoint)
+        require_copy_space(source, options)
     interpreter = load(options.interpreter, any_source=options.interpreter is not None)
     check_leaves(interpreter, options.leaves)
     streams = program(source, options, quiet)

@@ -227,6 +227,32 @@ def test_too_little_room_is_refused_before_the_first_byte(
     shard_checkpoint(oracle("tiny_tp8"), 8, tmp_path / "out")
     used = sum(len(data) for data in tree(tmp_path / "out").values())
     assert used <= int(str(caught.value.need).split()[0]) < 1.5 * used
+    assert str(caught.value.need).endswith(" bytes for 8 ranks")
+
+
+def test_room_is_looked_at_before_the_tensors(
+    k3tool: Callable, oracle: Oracle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By shard and by run, which would compile first; the folder is named, not said to be `.`."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(shard_writer, "free_bytes", lambda folder: 1_000_000)
+    for name in ("shard_writer.plan_shards", "shard_plan.require_whole"):
+        monkeypatch.setattr(f"k3tool.checkpoint.{name}", _unexpected)
+    monkeypatch.setattr("k3tool.runtime.run.program", _unexpected)
+    outcome = k3tool("shard", oracle("tiny_tp8"), "--tp", 8, "--rank", 2, "-o", "out")
+    assert outcome.code == 1
+    assert f"{tmp_path}: got 1000000 bytes free, need " in outcome.err
+    assert " bytes for 1 rank\n" in outcome.err
+    outcome = k3tool("run", oracle("tiny_tp8"), "--ids", 1, "--tp", 8, "--cache", "cache")
+    assert outcome.code == 1
+    assert f"{tmp_path / 'cache'}: got 1000000 bytes free, need " in outcome.err
+    monkeypatch.setattr(shard_writer, "free_bytes", lambda folder: 1 << 40)
+    with pytest.raises(AssertionError, match="reached"):  # the control: room is all it lacked
+        shard_checkpoint(oracle("tiny_tp8"), 8, tmp_path / "out")
+
+
+def _unexpected(*args: object, **given: object) -> None:
+    raise AssertionError("reached")
 
 
 def test_a_disk_that_is_really_full(oracle: Oracle, tmp_path: Path) -> None:

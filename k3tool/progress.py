@@ -1,0 +1,59 @@
+"""Say on stderr how far a long step is: a bar on a terminal, elsewhere a plain line now and then.
+
+A log that says nothing for an hour looks like a hang; one with a bar's every step is no log.
+"""
+
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from k3tool.tables import bytes_text
+
+Progress = Callable[[int, int], None]  # (bytes done so far, bytes to do)
+EVERY_SECONDS = 10.0  # between lines, and before the first: a short step says nothing
+
+
+@contextmanager
+def progress_of(what: str) -> Iterator[Progress]:
+    """Yield what a step calls, often, with its bytes so far and in all."""
+    if not sys.stderr.isatty():
+        yield Lines(what, time.monotonic, lambda line: print(line, file=sys.stderr, flush=True))
+        return
+    from tqdm import tqdm
+
+    with tqdm(unit="B", unit_scale=True, file=sys.stderr, desc=what, leave=False) as bar:
+
+        def update(done: int, total: int) -> None:
+            bar.total = total
+            bar.update(done - bar.n)
+
+        yield update
+
+
+class Lines:
+    """A line every EVERY_SECONDS: bytes done, of how many, the rate so far and the time left."""
+
+    def __init__(self, what: str, clock: Callable[[], float], write: Callable[[str], None]) -> None:
+        """Start the clock; nothing is written yet."""
+        self._what, self._clock, self._write = what, clock, write
+        self._start = self._last = clock()
+
+    def __call__(self, done: int, total: int) -> None:
+        """Take how far the step is."""
+        now = self._clock()
+        if now - self._last < EVERY_SECONDS:
+            return
+        self._last = now
+        rate = max(0, done) / (now - self._start)
+        left = f", {duration_text((total - done) / rate)} left" if 0 < done <= total else ""
+        share = f"{bytes_text(done)} of {bytes_text(total)}"
+        self._write(f"{self._what}: {share}, {bytes_text(rate)}/s{left}")
+
+
+def duration_text(seconds: float) -> str:
+    """Return a time as a person says it: `40 s`, `12 min`, `3 h 05 min`."""
+    minutes = round(seconds / 60)
+    if minutes >= 60:
+        return f"{minutes // 60} h {minutes % 60:02d} min"
+    return f"{minutes} min" if seconds >= 100 else f"{seconds:.0f} s"

@@ -1,0 +1,61 @@
+"""Lines of progress: none of a short step, now and then one of a long step, with the time left."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from k3tool import progress
+from k3tool.progress import EVERY_SECONDS, Lines, duration_text
+
+
+def test_a_line_now_and_then() -> None:
+    now, written = [100.0], []
+    step = Lines("shard", lambda: now[0], written.append)
+    for tick in range(1, 200):  # five a second
+        now[0] = 100 + 0.2 * tick
+        step(tick * 10**9, 400 * 10**9)
+    assert len(written) == int(0.2 * 199 / EVERY_SECONDS)
+    assert written[0] == "shard: 50.00 GB of 400.0 GB, 5.000 GB/s, 70 s left"
+    step(10**9, 10**9)
+    assert len(written) == 3, "too soon after the one before"
+
+
+def test_a_step_of_which_nothing_is_done_has_no_time_left() -> None:
+    now, written = [0.0], []
+    step = Lines("values", lambda: now[0], written.append)
+    now[0] = 11
+    step(0, 5000)
+    now[0] = 22
+    step(-3, 5000)  # what was taken for done is done again
+    assert len(written) == 2
+    assert not any("left" in line for line in written)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "said"),
+    [(0.2, "0 s"), (99, "99 s"), (100, "2 min"), (3540, "59 min"), (3599, "1 h 00 min"),
+     (11_100, "3 h 05 min")],
+)  # fmt: skip
+def test_durations(seconds: float, said: str) -> None:
+    assert duration_text(seconds) == said
+
+
+def test_long_steps_speak_where_there_is_no_terminal(
+    k3tool: Callable, oracle: Callable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source, shards = oracle("tiny_tp8"), tmp_path / "shards"
+    commands = {
+        "shard": ("shard", source, "--tp", 2, "-o", shards),
+        "check": ("shard", "--check", shards, source),
+        "values": ("inspect", source, "--values"),
+        "looking for NaN and Inf": ("run", source, "--ids", 1, "--cache", tmp_path / "cache"),
+    }
+    monkeypatch.setattr(progress, "EVERY_SECONDS", 0.0)
+    for what, command in commands.items():
+        outcome = k3tool(*command)
+        assert outcome.code == 0
+        assert f"{what}: " in outcome.err
+        assert f"{what}: " not in outcome.out
+    monkeypatch.undo()
+    assert k3tool("inspect", source, "--values").err == ""  # and short ones do not
