@@ -5,6 +5,7 @@ Knows flags and how each compiler reports; does not know which findings are fata
 
 from __future__ import annotations
 
+import concurrent.futures
 import ctypes
 import re
 import shutil
@@ -94,8 +95,8 @@ def nvcc(source: Source, target: str, flags: tuple[str, ...] = CUDA_FLAGS) -> Co
         base = Path(folder)
         (base / "x.cu").write_text(source.text)
         command = ["nvcc", f"-arch={arch}", "-std=c++17", *flags, "-ptx", str(base / "x.cu"), "-o"]
-        _call([*command, str(base / "x.ptx")], source, target)
-        _call([*command, str(base / "opaque.ptx"), OPAQUE], source, target)
+        opaque_command = [*command, str(base / "opaque.ptx"), OPAQUE]
+        _call_both([*command, str(base / "x.ptx")], opaque_command, source, target)
         ptxas = ["ptxas", f"-arch={arch}", "-v", str(base / "x.ptx"), "-o", str(base / "x.cubin")]
         log = _call(ptxas, source, target)
         ptx, opaque = ((base / name).read_text() for name in ("x.ptx", "opaque.ptx"))
@@ -207,8 +208,11 @@ def clang(source: Source, target: str, flags: tuple[str, ...] = HIP_FLAGS) -> Co
             "-nogpuinc", f"--offload-arch={arch}", "-O3", "-std=c++17", "-Wall",
             "-Wno-unused-function", *HIP_LOOP_FLAGS, *flags, str(base / "x.hip"), "-o",
         ]  # fmt: skip
-        _call([*command, str(base / "x.hsaco"), "-save-temps=obj"], source, target)
-        _call([*command, str(base / "x.ll"), "-S", "-emit-llvm", OPAQUE], source, target)
+        _call_both(
+            [*command, str(base / "x.hsaco"), "-save-temps=obj"],
+            [*command, str(base / "x.ll"), "-S", "-emit-llvm", OPAQUE],
+            source, target,
+        )  # fmt: skip
         (saved,) = base.glob("*.s")
         assembly, ir = saved.read_text(), (base / "x.ll").read_text()
         code = (base / "x.hsaco").read_bytes()
@@ -260,6 +264,14 @@ def _call(command: list[str], source: Source, target: str) -> str:
     if "warning:" in log or "warning #" in log:
         raise _compile_error(source, target, log)
     return log
+
+
+def _call_both(first: list[str], second: list[str], source: Source, target: str) -> None:
+    """Call twice at once: with every op in one loop a compilation takes most of a minute."""
+    with concurrent.futures.ThreadPoolExecutor(2) as pool:
+        calls = [pool.submit(_call, command, source, target) for command in (first, second)]
+        for call in calls:
+            call.result()
 
 
 def _compile_error(source: Source, target: str, log: str) -> K3Error:
