@@ -11,9 +11,9 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/mman.h>
 #include <unistd.h>
 
+#include "huge.h"
 #include "interp.h"
 
 #define BLOCK ((uint64_t)K3_LOAD_BLOCK_BYTES)
@@ -27,13 +27,6 @@ static uint32_t io_fault(K3Residency *r, uint32_t file, K3IoFault *fault, uint32
 }
 
 /* ---- start ----------------------------------------------------------------------------------------- */
-
-static void *zeroed(uint64_t bytes) {
-    void *p = mmap(NULL, bytes > 0 ? bytes : 1, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    if (p == MAP_FAILED) return NULL;
-    if (bytes >= (1u << 22)) madvise(p, bytes, MADV_HUGEPAGE);
-    return p;
-}
 
 static int open_file(K3Residency *r, uint32_t file, char *why, size_t why_bytes) {
     if (r->files[file].fd >= 0) return 0;
@@ -68,9 +61,9 @@ static int allocate(K3Residency *r) {
     for (uint32_t i = 0; i < r->image->n_experts; i++) r->slot_of[i] = K3_NO_INDEX;
     for (uint32_t i = 0; i < h->n_expert_slots; i++)
         r->slot[i] = (K3Slot){.key = K3_NO_INDEX, .row = {K3_NO_INDEX, K3_NO_INDEX, K3_NO_INDEX}};
-    r->ring = zeroed(h->ring_bytes);
-    r->pinned = zeroed(h->pinned_bytes);
-    r->slots = zeroed(h->n_expert_slots * h->slot_bytes);
+    r->ring = k3_huge_alloc(h->ring_bytes);
+    r->pinned = k3_huge_alloc(h->pinned_bytes);
+    r->slots = k3_huge_alloc(h->n_expert_slots * h->slot_bytes);
     return r->ring == NULL || r->pinned == NULL || r->slots == NULL ? -1 : 0;
 }
 

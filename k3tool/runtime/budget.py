@@ -29,7 +29,8 @@ RANK_BYTES = 12_000_000
 # on tiny and mid, 429 MB on the release's 497,220 tensors in one rank's folder (measured, 2026-11).
 DRIVER_BYTES, NAMED_BYTES = 110_000_000, 700
 STREAMED_BYTES = 65536  # a smaller weight stays: a read of its own would cost more than its room
-LOAD_QUEUES, FETCH_QUEUES = 2, 4
+LOAD_QUEUES, FETCH_QUEUES = 4, 4  # a device of 2026 reaches its rate with four reads under way
+SCRATCHES = 8  # one a thread that computes: those that read touch little of theirs
 HUGE_PAGE = 2 << 20  # the ring, what is pinned and the slots are each rounded up to it
 # The budgets of the system we start from, of all ranks together; auto is what limits leave.
 PRESETS: dict[str, int] = {
@@ -63,6 +64,10 @@ class _Needs:
         """Return one rank's part of a budget."""
         return (memory_bytes - driver_bytes(self.plan)) // self.plan.tp
 
+    def budget(self, per_rank: int) -> int:
+        """Return the budget of which so much is one rank's part."""
+        return per_rank * self.plan.tp + driver_bytes(self.plan)
+
     def least(self, chunk: int) -> int:
         """Return the least memory of one rank."""
         slots = _huge(self.slots(chunk) * self.slot)
@@ -88,12 +93,26 @@ def fit(
         chosen //= 2  # other steps, other fusing, other buffers
         needs = _needs(compile_chunk(chosen))
     if needs.least(chosen) > needs.share(memory):
-        need = needs.least(chosen) * needs.plan.tp + driver_bytes(needs.plan) + reserved_bytes
+        need = needs.budget(needs.least(chosen)) + reserved_bytes
         raise TargetError(
             "--memory", got=f"{memory_bytes} bytes", need=f"at least {need} bytes for this model",
             hint="a smaller --ctx needs less" if needs.plan.params["ctx"] > 4096 else "",
         )  # fmt: skip
     return with_residency(needs.plan, _spend(needs, chosen, needs.share(memory)))
+
+
+def budget_ends(compile_chunk: Callable[[int], Plan], chunk: int) -> tuple[int, int]:
+    """Return the least budget, and the least of which every weight stays in memory."""
+    least, full = _needs(compile_chunk(1)), _needs(compile_chunk(chunk))
+    experts = _huge(full.n_all * full.slot) + HUGE_PAGE
+    all_weights = full.fixed + _huge(full.small) + _kept_room(full) + experts
+    return least.budget(least.least(1)), full.budget(all_weights)
+
+
+def _kept_room(needs: _Needs) -> int:
+    """Return the room of all weights that may be streamed, were they kept."""
+    sizes = (paged_bytes(_tensor(needs, name).n_bytes) for name in needs.candidates)
+    return sum(sizes) + 2 * HUGE_PAGE
 
 
 def _chunk(needs: _Needs, most: int, per_rank: int) -> int:
@@ -197,7 +216,7 @@ def _fixed(plan: Plan) -> int:
     n_experts = sum(t.local[0] for t in plan.tensors if t.role in EXPERT_ROLES)
     n_entries = sum(int(p.packets["n_slices"].sum()) for p in plan.phases.values())
     tables = 48 * n_experts + 64 * n_entries
-    return RANK_BYTES + arena + peer + own + 8 * scratch + tables
+    return RANK_BYTES + arena + peer + own + SCRATCHES * scratch + tables
 
 
 def driver_bytes(plan: Plan) -> int:

@@ -14,7 +14,15 @@ from k3tool.compiler.compile import compile_plan
 from k3tool.compiler.plan import Plan
 from k3tool.memory import rooms
 from k3tool.model.config import K3Config
-from k3tool.runtime.budget import FETCH_QUEUES, LOAD_QUEUES, PRESETS, Prediction, fit, predict
+from k3tool.runtime.budget import (
+    FETCH_QUEUES,
+    LOAD_QUEUES,
+    PRESETS,
+    Prediction,
+    budget_ends,
+    fit,
+    predict,
+)
 from k3tool.targets import BATCH, DEFAULT_CHUNK, DEFAULT_CONTEXT, get_target
 
 CONFIG_NAME = "config.json"
@@ -63,7 +71,24 @@ def foresee(
 
     Raises: TargetError when the budget is below the minimum; ArtifactError for the source.
     """
-    config, degree = _model(source, tp)
+    plan = fit(_compiler(source, tp, ctx), DEFAULT_CHUNK if chunk is None else chunk, memory_bytes)
+    if measure is not None and None in (storage_rate, memory_rate):
+        found = measure(source)
+        storage_rate, memory_rate = storage_rate or found[0], memory_rate or found[1]
+    return Foreseen(memory_bytes, predict(plan), storage_rate, memory_rate)
+
+
+def ends(source: Path, tp: int | None) -> tuple[int, int]:
+    """Return the least budget of a model, and the least that keeps all of it in memory.
+
+    Raises: ArtifactError for the source.
+    """
+    return budget_ends(_compiler(source, tp, None), DEFAULT_CHUNK)
+
+
+def _compiler(source: Path, tp: int | None, ctx: int | None) -> Callable[[int], Plan]:
+    """Return what compiles for a number of prompt tokens in a step."""
+    config, degree = model_of(source, tp)
     target = get_target("cpu")
     limit = config.max_position_embeddings
 
@@ -73,14 +98,10 @@ def foresee(
             batch=BATCH, ctx=min(limit, DEFAULT_CONTEXT if ctx is None else ctx),
         )  # fmt: skip
 
-    plan = fit(compile_chunk, DEFAULT_CHUNK if chunk is None else chunk, memory_bytes)
-    if measure is not None and None in (storage_rate, memory_rate):
-        found = measure(source)
-        storage_rate, memory_rate = storage_rate or found[0], memory_rate or found[1]
-    return Foreseen(memory_bytes, predict(plan), storage_rate, memory_rate)
+    return compile_chunk
 
 
-def _model(source: Path, tp: int | None) -> tuple[K3Config, int]:
+def model_of(source: Path, tp: int | None) -> tuple[K3Config, int]:
     """Return config and degree of shards, of a checkpoint, or of a config.json alone."""
     if (source / SHARDS_NAME).exists():
         shards = Shards.open(source)

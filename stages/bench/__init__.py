@@ -6,7 +6,17 @@ One file a subcommand. To add one: a file with `command` (click) and `run(option
 
 import click
 
-from stages.bench import cache, chain, decode, gemv, inspect_checkpoint, io, shard, simulate
+from stages.bench import (
+    budgets,
+    cache,
+    chain,
+    decode,
+    gemv,
+    inspect_checkpoint,
+    io,
+    shard,
+    simulate,
+)
 
 SUBCOMMANDS = (
     chain.command,
@@ -17,6 +27,7 @@ SUBCOMMANDS = (
     gemv.command,
     io.command,
     cache.command,
+    budgets.command,
 )
 
 
@@ -34,6 +45,7 @@ def command() -> None:
       k3tool bench shard --folder /mnt/nvme
       k3tool bench io CKPT --depth 4
       k3tool bench cache experts.trace
+      k3tool bench budgets CKPT
     """
 
 

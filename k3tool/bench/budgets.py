@@ -1,0 +1,216 @@
+"""One model in several memory budgets: one hash of all logits, and no more memory than was given.
+
+Budgets go from the least to the least that keeps every weight, by equal factors. Each run is a
+process of its own, so that its driver is counted too. Two controls stand beside them: the same
+meter must find the mapped model above the least budget, and another prompt must change the hash.
+"""
+
+import hashlib
+import json
+import subprocess
+import tempfile
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from k3tool.bench.frame import BenchReport, Limit, machine_line, spread
+from k3tool.bench.io import largest_file, measure_io
+from k3tool.bench.memory_watch import MemoryWatch
+from k3tool.bench.page_cache import cached_bytes, evict
+from k3tool.errors import K3Error
+from k3tool.isa.table import LOAD_BLOCK_BYTES
+from k3tool.runtime.budget import FETCH_QUEUES, LOAD_QUEUES
+from k3tool.runtime.foresee import ends, model_of
+from k3tool.tables import Column, Table, bytes_text
+
+DEVICE_BYTES = 256 << 20  # of a pass over the device
+IO_BOUND = 2.0  # storage time over the resident run's step, from which on a budget counts as bound
+SHARE_BAR, CACHED_BAR = 0.85, 0.05
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What to run; `command` starts k3tool, `count` is how many budgets."""
+
+    source: Path
+    command: tuple[str, ...]
+    count: int
+    ids: tuple[int, ...]
+    gen: int
+    tp: int
+    cache: Path | None
+    numerics: str
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """One run. `peak_bytes` is of driver and ranks together, `device_rate` bytes a second.
+
+    `step_seconds` is the time of all steps, `steps` their number; `memory_bytes` None: no budget.
+    """
+
+    memory_bytes: int | None
+    peak_bytes: int
+    digest: str
+    step_seconds: float
+    read_bytes: int
+    cached_bytes: int
+    device_rate: float | None
+
+    @property
+    def device_share(self) -> float | None:
+        """Return the rate of its reads over the device's."""
+        if self.device_rate is None:
+            return None
+        return self.read_bytes / self.step_seconds / self.device_rate
+
+
+def bench_budgets(asked: Asked) -> BenchReport:
+    """Run them all. Raises: K3Error where a run fails; what the runs themselves refuse."""
+    least, full = ends(asked.source, asked.tp)
+    config, _ = model_of(asked.source, asked.tp)
+    kept = (len(asked.ids) + asked.gen - 1) * config.vocab_size * 4  # the logits
+    factor = (full / least) ** (1 / max(1, asked.count - 1))
+    sizes = [round(least * factor**index) + kept for index in range(asked.count)]
+    control = _run(asked, None, ids=(*asked.ids[:-1], (asked.ids[-1] + 1) % config.vocab_size))
+    resident = _run(asked, None)
+    rows = [_run(asked, size) for size in sizes]
+    return _report(asked, resident, control, rows)
+
+
+# -- one run -------------------------------------------------------------------------------------
+
+
+def _run(asked: Asked, memory: int | None, ids: tuple[int, ...] | None = None) -> Found:
+    files = _weight_files(asked)
+    if memory is not None:
+        evict(files)
+    before = None if memory is None else _device_rate(asked)
+    with tempfile.TemporaryDirectory() as folder:
+        logits = Path(folder) / "logits.npz"
+        command = [
+            *asked.command, "run", str(asked.source), "--tp", str(asked.tp), "--ignore-eos",
+            "--ids", ",".join(map(str, ids or asked.ids)), "--gen", str(asked.gen),
+            "--numerics", asked.numerics, "--logits", str(logits), "--json",
+        ]  # fmt: skip
+        command += [] if memory is None else ["--memory", str(memory)]
+        command += [] if asked.cache is None else ["--cache", str(asked.cache)]
+        events, peak = _watched(command, asked.tp)
+        with np.load(logits) as kept:
+            bits = kept["prefill"].tobytes() + kept["steps"].tobytes()
+    digest, cached = hashlib.sha256(bits).hexdigest(), cached_bytes(files)
+    end = events[-1]
+    if end.get("event") != "end":
+        raise K3Error("bench budgets", got="no end of a run", need="all of its tokens")
+    n_decoded = len(end["tokens"]) - 1
+    parts = ((len(asked.ids), "prefill"), (n_decoded, "decode"))
+    seconds = sum(n / end[f"{name}_tokens_per_second"] for n, name in parts if n)
+    reading = end["reading"] or {"n_bytes": 0}
+    rate = None if before is None else (before + _device_rate(asked)) / 2
+    return Found(memory, peak, digest, seconds, reading["n_bytes"], cached, rate)
+
+
+def _watched(command: Sequence[str], tp: int) -> tuple[list[dict[str, Any]], int]:
+    """Run a command; return its events and the peak of it and its children."""
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    watch = MemoryWatch(process.pid)
+    watch.start()
+    try:
+        out, err = process.communicate()
+    finally:
+        watch.stop()
+    if process.returncode:
+        lines = [line for line in err.splitlines() if not line.startswith("program ")]
+        need = "exit code 0"
+        raise K3Error("bench budgets", got=lines[0] if lines else "nothing said", need=need)
+    events = [json.loads(line) for line in out.splitlines()]
+    peak = watch.peak.total
+    if tp == 1:  # the kernel's own mark of the one rank misses no moment
+        peak = max(peak, watch.own_beside + events[-1]["peak_memory_bytes"])
+    return events, peak
+
+
+def _weight_files(asked: Asked) -> list[Path]:
+    return sorted(asked.source.rglob("*.safetensors"))
+
+
+def _device_rate(asked: Asked) -> float:
+    file = largest_file(asked.source)
+    block = min(LOAD_BLOCK_BYTES, file.stat().st_size)
+    return measure_io(file, block, LOAD_QUEUES + FETCH_QUEUES, DEVICE_BYTES).rate
+
+
+# -- the report ----------------------------------------------------------------------------------
+
+
+def _report(asked: Asked, resident: Found, control: Found, rows: Sequence[Found]) -> BenchReport:
+    bound = [row for row in rows if _is_bound(row, resident)]
+    shares = [row.device_share for row in bound if row.device_share is not None]
+    total = sum(file.stat().st_size for file in _weight_files(asked))
+    of_budget = [row.peak_bytes / (row.memory_bytes or 1) for row in rows]
+    same = sum(row.digest == resident.digest for row in rows)
+    least = rows[0].memory_bytes or 1
+    limits = [
+        Limit("budgets that give the resident hash of all logits", same, at_least=len(rows)),
+        Limit("largest peak over its budget", max(of_budget), at_most=1.0),
+        Limit("largest share of the weights in the page cache after a run",
+              max(row.cached_bytes for row in rows) / total, at_most=CACHED_BAR),
+        Limit("control: the mapped model's peak over the least budget",
+              resident.peak_bytes / least, at_least=1.0),
+        Limit("control: another prompt gives the same hash",
+              control.digest == resident.digest, at_most=0),
+    ]  # fmt: skip
+    if shares:
+        limits.append(Limit("least share of the device's rate", min(shares), at_least=SHARE_BAR))
+    rates = [row.device_rate / 1e9 for row in rows if row.device_rate is not None]
+    return BenchReport(
+        name="budgets",
+        definition=_definition(asked, len(bound)),
+        rows=[
+            ("peak over budget", spread(of_budget), ""),
+            ("device", spread(rates), "GB/s"),
+            *([("share of it, I/O-bound budgets", spread(shares), "")] if shares else []),
+        ],
+        limits=limits,
+        facts={
+            "resident": asdict(resident), "control": asdict(control),
+            "budgets": [asdict(row) | {"device_share": row.device_share} for row in rows],
+        },
+        appendix=_table(resident, rows),
+    )  # fmt: skip
+
+
+def _is_bound(row: Found, resident: Found) -> bool:
+    if row.device_rate is None:
+        return False
+    return row.read_bytes / row.device_rate >= IO_BOUND * resident.step_seconds
+
+
+def _definition(asked: Asked, n_bound: int) -> list[str]:
+    return [
+        f"{asked.source}, TP {asked.tp}, mode {asked.numerics}: {len(asked.ids)} prompt tokens, "
+        f"{asked.gen} generated, in {asked.count} budgets from the least to all weights kept",
+        "peak: PSS of driver and ranks together, sampled; at TP 1 also the rank's own mark",
+        "page cache: bytes of the weight files in it after a run that began with none",
+        f"device: O_DIRECT, blocks of {bytes_text(LOAD_BLOCK_BYTES)}, "
+        f"{LOAD_QUEUES + FETCH_QUEUES} at a time, before and after each run",
+        f"I/O-bound ({n_bound} of them): reading at the device's rate takes {IO_BOUND:g} times the "
+        "mapped model's steps or more",
+        machine_line(),
+    ]
+
+
+def _table(resident: Found, rows: Sequence[Found]) -> list[str]:
+    titles = ("budget", "peak", "hash", "steps", "read", "in page cache", "of the device")
+    lines = []
+    for row in (*rows, resident):
+        share = "" if row.device_share is None else f"{row.device_share:.2f}"
+        budget = "none: mapped" if row.memory_bytes is None else bytes_text(row.memory_bytes)
+        lines.append(
+            [budget, bytes_text(row.peak_bytes), row.digest[:16], f"{row.step_seconds:.2f} s",
+             bytes_text(row.read_bytes), bytes_text(row.cached_bytes), share]
+        )  # fmt: skip
+    return Table([Column(title) for title in titles], lines).text_lines()
