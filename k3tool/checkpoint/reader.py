@@ -19,6 +19,7 @@ import numpy.typing as npt
 from k3tool.checkpoint.headers import DTYPES, Header, HeaderReader, TensorInfo
 from k3tool.checkpoint.identity import FileParts, identity_of_parts
 from k3tool.checkpoint.index import Index, read_index
+from k3tool.checkpoint.unfinished import refuse_unfinished
 from k3tool.errors import ArtifactError
 from k3tool.model.config import K3Config
 
@@ -56,6 +57,7 @@ class Checkpoint:
     ) -> "Checkpoint":
         """Open a folder. Raises: ArtifactError naming what is absent, mixed or damaged."""
         path = Path(path)
+        refuse_unfinished(path, "a checkpoint folder")
         if not path.is_dir():
             raise ArtifactError(
                 str(path), got="a file" if path.exists() else "no such folder",

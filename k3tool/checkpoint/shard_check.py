@@ -29,6 +29,7 @@ from k3tool.checkpoint.shards import (
     rank_folder_name,
     rank_folders,
 )
+from k3tool.checkpoint.unfinished import refuse_unfinished
 from k3tool.errors import ArtifactError, UsageError
 from k3tool.fields import attrs_of, column, params_of, texts
 from k3tool.model.weights import rank_slice
@@ -74,6 +75,7 @@ def check_shards(
     Raises: ArtifactError when either cannot be read, or the shards are of another checkpoint.
     """
     path = Path(shards_path)
+    refuse_unfinished(path, "a shards folder")
     with (
         open_artifact(path / SHARDS_NAME, "shards", SHARDS_SCHEMA) as artifact,
         Checkpoint.open(ckpt_path) as checkpoint,

@@ -11,13 +11,14 @@ import fcntl
 import json
 import os
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from k3tool.artifact import canonical_json
 from k3tool.atomic import atomic_path
 from k3tool.checkpoint.shard_copy import FileRecord
+from k3tool.checkpoint.unfinished import KEY_NAME
 from k3tool.errors import K3Error, UsageError
 
 Key = Mapping[str, Any]
@@ -33,7 +34,7 @@ class Work:
         self.candidate = path / "candidate"  # what is here before we know whose the work is
         self.moves = path / "moves"  # written by k3tool.checkpoint.shard_publish
         self._journal = path / "journal"
-        self._key = path / "key"
+        self._key = path / KEY_NAME
 
     @property
     def is_worth_keeping(self) -> bool:
@@ -118,15 +119,9 @@ class Work:
         shutil.rmtree(self.path)
 
 
-def work_path(out: Path, tp: int, ranks: Sequence[int]) -> Path:
-    """Return the work folder's name: other ranks are other work, maybe on another machine."""
-    some = "".join(f"-{rank:02d}" for rank in ranks) if len(ranks) < tp else ""
-    return out.with_name(f".{out.name}.shard{some}")
-
-
 def clear_leftover(path: Path) -> None:
     """Remove a work folder that no rerun could use: its run was killed as it began or ended."""
-    if path.exists() and not (path / "key").exists():
+    if path.exists() and not (path / KEY_NAME).exists():
         with locked(path) as work:
             work.remove_candidate()
             work.discard()

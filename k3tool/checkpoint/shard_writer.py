@@ -17,7 +17,7 @@ from k3tool.checkpoint.identity import checkpoint_identity
 from k3tool.checkpoint.index import INDEX_NAME
 from k3tool.checkpoint.reader import Checkpoint
 from k3tool.checkpoint.shard_copy import FileRecord, copy_bytes, stands, write_file
-from k3tool.checkpoint.shard_journal import Work, clear_leftover, locked, work_path
+from k3tool.checkpoint.shard_journal import Work, clear_leftover, locked
 from k3tool.checkpoint.shard_plan import (
     VISION_REASON,
     FileJob,
@@ -29,6 +29,7 @@ from k3tool.checkpoint.shard_provenance import write_rank, write_set
 from k3tool.checkpoint.shard_publish import check_output, is_published, publish
 from k3tool.checkpoint.shard_threads import Tally, default_threads, each
 from k3tool.checkpoint.shards import SHARDS_NAME, SIDE_FILES, rank_folder_name
+from k3tool.checkpoint.unfinished import work_path
 from k3tool.errors import ArtifactError, K3Error, UsageError
 from k3tool.memory import THREAD_BYTES, require_room
 from k3tool.model.config import K3Config

@@ -184,6 +184,30 @@ def test_refused_values_leave_nothing_and_failed_reads_leave_work(
     assert list(tmp_path.glob(".out*")) == []
 
 
+def test_a_name_that_a_killed_shard_has_not_given_yet(
+    k3tool: Callable, oracle: Oracle, tmp_path: Path
+) -> None:
+    source, out = oracle("tiny_tp8"), tmp_path / "out"
+    commands = (
+        ("inspect", out),
+        ("run", out, "--ids", 1, "--gen", 1, "--cache", tmp_path / "cache"),
+        ("shard", "--check", out, source),
+    )
+    for command in commands:  # the control: nothing was begun
+        assert "unfinished" not in k3tool(*command).err
+    work = _unfinished(source, out)
+    for command in commands:
+        answer = k3tool(*command)
+        assert answer.code == 3
+        assert f"{out}: got no such folder, but unfinished shards in {work.name}" in answer.err
+        assert "hint: the same k3tool shard command again goes on from there" in answer.err
+    work.rename(tmp_path / ".other.shard")  # another output's
+    assert "unfinished" not in k3tool("inspect", out).err
+    (tmp_path / ".other.shard").rename(work)
+    shard_checkpoint(source, 2, out)
+    assert k3tool("shard", "--check", out, source).code == 0
+
+
 # -- resources ---------------------------------------------------------------------------------
 
 
