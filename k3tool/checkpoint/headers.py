@@ -21,7 +21,12 @@ from typing import Any, NamedTuple, TypeGuard
 
 from k3tool.checkpoint.header_order import KnownLayout, cut
 from k3tool.checkpoint.header_table import ANY_LAYER, TensorTable, quick_table
-from k3tool.checkpoint.regular_file import open_regular, refuse_pointer, unreadable
+from k3tool.checkpoint.regular_file import (
+    json_fault,
+    open_regular,
+    refuse_pointer,
+    unreadable,
+)
 from k3tool.errors import ArtifactError
 
 # Stored dtype -> NumPy dtype of its bits; NumPy has neither bf16 nor the 8-bit floats.
@@ -191,7 +196,7 @@ def _careful_table(path: Path, raw: bytes) -> tuple[dict[str, str], TensorTable]
     try:
         parsed = json.loads(raw, object_pairs_hook=no_duplicates)
     except (ValueError, RecursionError) as error:
-        raise _damaged(str(path), f"invalid header ({error})", "JSON") from None
+        raise _damaged(str(path), f"invalid header ({json_fault(error)})", "JSON") from None
     if not isinstance(parsed, dict) or not raw.startswith(b"{"):
         raise _damaged(str(path), "a header that is no object", "a JSON object")
     metadata = parsed.pop("__metadata__", {})

@@ -14,7 +14,7 @@ import orjson
 
 from k3tool.checkpoint.header_table import count_quotes
 from k3tool.checkpoint.headers import HeaderReader, no_duplicates
-from k3tool.checkpoint.regular_file import read_regular
+from k3tool.checkpoint.regular_file import json_fault, read_regular
 from k3tool.errors import ArtifactError
 
 INDEX_NAME = "model.safetensors.index.json"
@@ -50,7 +50,10 @@ def read_index(folder: Path) -> Index:
             json.loads(raw, object_pairs_hook=no_duplicates)
     except (ValueError, RecursionError) as error:
         raise ArtifactError(
-            str(path), got=f"invalid JSON ({error})", need="an index file", hint=_NEXT_STEP
+            str(path),
+            got=f"invalid JSON ({json_fault(error)})",
+            need="an index file",
+            hint=_NEXT_STEP,
         ) from None
     if not isinstance(parsed, dict):
         raise ArtifactError(

@@ -48,6 +48,13 @@ def refuse_pointer(path: Path, start: bytes, need: str) -> None:
         )
 
 
+def json_fault(error: Exception) -> str:
+    """Return in words why bytes are no JSON: a decoder's own message quotes as Python does."""
+    if isinstance(error, UnicodeDecodeError):
+        return f"no UTF-8 at byte {error.start}"
+    return str(error)
+
+
 def unreadable(path: Path, need: str, error: OSError) -> ArtifactError:
     """Return the refusal for a file that the system does not open or read."""
     if error.errno == errno.ENOENT:

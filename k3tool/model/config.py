@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from k3tool.checkpoint.regular_file import read_regular
+from k3tool.checkpoint.regular_file import json_fault, read_regular
 from k3tool.errors import ArtifactError, UsageError, listed
 from k3tool.model.config_fields import (
     LINEAR_ONLY,
@@ -214,7 +214,7 @@ class K3Config:
             raw = json.loads(read_regular(path, "the checkpoint's config.json"))
         except (ValueError, RecursionError) as error:
             raise ArtifactError(
-                str(path), got=f"invalid JSON ({error})", need="JSON", hint=NEXT_STEP
+                str(path), got=f"invalid JSON ({json_fault(error)})", need="JSON", hint=NEXT_STEP
             ) from None
         return cls.from_dict(raw, where=str(path), eps_overrides=eps_overrides)
 
