@@ -45,6 +45,7 @@ from k3tool.artifact_roots import (
     InputRef,
     a_kind,
     check_roots,
+    how_made,
     parse_inputs,
     parse_params,
     require_plain,
@@ -334,7 +335,7 @@ def open_artifact(
     path = Path(path)
     if not os.path.isfile(path):  # unlike Path's, it says no to a name too long to exist
         got = "a folder" if os.path.isdir(path) else "no such file"
-        raise ArtifactError(str(path), got=got, need=f"{a_kind(kind)}, a file")
+        raise ArtifactError(str(path), got=got, need=f"{a_kind(kind)}, a file", hint=how_made(kind))
     _check_user_block(path, kind)
     try:
         file = h5py.File(path, "r")
@@ -356,7 +357,9 @@ def _check_user_block(path: Path, kind: str | None) -> None:
             block = file.read(USER_BLOCK_BYTES)
             words = block.split(b"\n")[0].decode(errors="replace").split(" ")
             if words[0] != "k3tool" or len(words) != 2:
-                raise ArtifactError(str(path), got="no k3tool file", need=a_kind(kind))
+                raise ArtifactError(
+                    str(path), got="no k3tool file", need=a_kind(kind), hint=how_made(kind)
+                )
         intact = block == _user_block(words[1], _sha256_behind_block(path))
     except OSError as error:
         raise ArtifactError(

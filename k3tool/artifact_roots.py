@@ -10,7 +10,17 @@ from typing import Any, NamedTuple
 
 from k3tool.errors import ArtifactError, listed, quoted
 
-KINDS = ("coverage", "shards", "rank", "plan", "isa", "tokens", "trace", "bench", "fingerprint")
+# Every kind, and the command that writes one.
+MADE_BY = {
+    "coverage": "k3tool inspect CKPT -o coverage.h5",
+    "fingerprint": "k3tool inspect CKPT --values --fingerprint FILE",
+    "shards": "k3tool shard CKPT --tp N -o SHARDS",
+    "rank": "k3tool shard CKPT --tp N -o SHARDS",
+    "plan": "k3tool compile-plan SHARDS -o plan.h5",
+    "isa": "k3tool emit-isa plan.h5 -o isa.h5",
+    "tokens": "k3tool run CKPT --ids 1,2,3 -o tokens.h5",
+}
+KINDS = tuple(MADE_BY)
 REQUIRED = ("k3.kind", "k3.schema", "k3.inputs", "k3.params", "k3.content_sha256", "k3.tool")
 OPTIONAL = {"target": "k3.target", "phase": "k3.phase", "isa_hash": "k3.isa_hash"}
 _HINTS = {"k3.isa_hash": "re-run emit-isa with this build", "k3.schema": "re-run its stage"}
@@ -31,6 +41,11 @@ def a_kind(kind: str | None) -> str:
     return f"{'an' if word[0] in 'aeiou' else 'a'} {word} artifact"
 
 
+def how_made(kind: str | None) -> str | None:
+    """Return the hint that says which command writes a kind; None for any of ours."""
+    return f"one is made by: {MADE_BY[kind]}" if kind in MADE_BY else None
+
+
 def check_roots(path: Path, roots: Mapping[str, Any], wanted: Mapping[str, object]) -> None:
     """Refuse roots that are absent, of another type or not what is wanted (None: anything).
 
@@ -48,9 +63,8 @@ def check_roots(path: Path, roots: Mapping[str, Any], wanted: Mapping[str, objec
     for name, need_value in wanted.items():
         if need_value is not None and roots.get(name) != need_value:
             got = roots.get(name, "none")
-            raise ArtifactError(
-                f"{path}: {name[3:]}", got=got, need=need_value, hint=_HINTS.get(name)
-            )
+            hint = how_made(str(need_value)) if name == "k3.kind" else _HINTS.get(name)
+            raise ArtifactError(f"{path}: {name[3:]}", got=got, need=need_value, hint=hint)
     if roots["k3.kind"] not in KINDS:
         raise ArtifactError(f"{path}: kind", got=roots["k3.kind"], need=f"one of {listed(KINDS)}")
     parse_inputs(path, roots)

@@ -34,7 +34,7 @@ def artifact_line(kind: str) -> bytes:
 
 def artifact_output(path: Path, kind: str, option: str = "-o") -> Output:
     """Return the output of a command that writes an artifact."""
-    return Output(option, path, kind, artifact_line(kind))
+    return Output(option, path, f"{kind} artifact", artifact_line(kind))
 
 
 def check_outputs(outputs: Sequence[Output], inputs: Sequence[Path]) -> None:

@@ -110,5 +110,5 @@ def get_build(target: str, phase: str) -> Build:
 def get_target(name: str) -> Target:
     """Return a target by name. Raises: UsageError listing the known ones."""
     if name not in TARGETS:
-        raise UsageError("target", got=name, need=" or ".join(sorted(TARGETS)))
+        raise UsageError("--target", got=name, need=" or ".join(sorted(TARGETS)))
     return TARGETS[name]

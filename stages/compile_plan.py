@@ -13,11 +13,11 @@ from k3tool.atomic import artifact_output, check_outputs
 from k3tool.checkpoint.reader import Checkpoint
 from k3tool.checkpoint.shards import SHARDS_NAME, Shards
 from k3tool.compiler.compile import compile_plan
-from k3tool.compiler.plan import PHASES, Phase, Plan
+from k3tool.compiler.plan import Phase, Plan
 from k3tool.compiler.proved import save_proved_plan
 from k3tool.compiler.rules import RULE_NAMES
 from k3tool.errors import ArtifactError, UsageError
-from k3tool.isa.table import Op
+from k3tool.isa.table import ALL_PHASES, Op
 from k3tool.model.config import K3Config
 from k3tool.targets import BATCH, DEFAULT_CHUNK, DEFAULT_CONTEXT, get_target
 from stages import options as common
@@ -36,7 +36,7 @@ class Options:
     batch: int = BATCH
     ctx: int | None = None
     without: tuple[str, ...] = ()
-    phases: tuple[str, ...] = PHASES
+    phases: tuple[str, ...] = ALL_PHASES
     numerics: str = "f32"
     eps: Mapping[str, float] = field(default_factory=dict)
 
@@ -241,7 +241,7 @@ def parse_eps(values: tuple[str, ...]) -> dict[str, float]:
 @click.option(
     "--phase",
     multiple=True,
-    type=click.Choice(PHASES),
+    type=click.Choice(ALL_PHASES),
     help="Compile this phase alone. Default: both, which a run needs.",
 )
 @common.numerics()
@@ -276,7 +276,7 @@ def command(
       k3tool compile-plan CKPT/config.json --tp 8 --explain -o plan.h5
     """
     overrides = parse_eps(eps)
-    phases = phase or PHASES
+    phases = phase or ALL_PHASES
     options = Options(
         source,
         output,

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from k3tool.errors import TargetError
-from k3tool.runtime.build import scan_library_path, scan_source_hash
+from k3tool.runtime.build import REBUILD, scan_library_path, scan_source_hash
 
 # A block stays in the second-level cache between read() and the loops; blocks take turns in a ring,
 # because read() copies a fifth more slowly to lines that this cache holds: of 128 KiB to 4 MiB the
@@ -31,7 +31,6 @@ MAX_JOBS = 128  # of one call
 NONE = 2**64 - 1  # K3_SCAN_NONE
 DONE, ERROR, ENDED, STOPPED = range(4)
 LOOPS = {"auto": -1, "plain": 0, "avx2": 1, "avx512": 2}
-_REBUILD = "make build (or install the package again)"
 
 
 class Scan(ctypes.Structure):
@@ -171,7 +170,7 @@ def load(path: Path | None = None) -> ctypes.CDLL:
     """Load the library. Raises: TargetError if it is absent or made from other sources."""
     path = path or scan_library_path()
     if not path.is_file():
-        raise TargetError(str(path), got="no such file", need="the scan library", hint=_REBUILD)
+        raise TargetError(str(path), got="no such file", need="the scan library", hint=REBUILD)
     try:
         library = ctypes.CDLL(str(path), use_errno=True)
         library.k3_scan_source_hash.restype = ctypes.c_char_p
@@ -179,13 +178,13 @@ def load(path: Path | None = None) -> ctypes.CDLL:
         library.k3_scan_job_size.restype = ctypes.c_size_t
     except (OSError, AttributeError) as error:
         need = "the scan library"
-        raise TargetError(str(path), got=str(error), need=need, hint=_REBUILD) from None
+        raise TargetError(str(path), got=str(error), need=need, hint=REBUILD) from None
     found, need = library.k3_scan_source_hash().decode(), scan_source_hash()
     sizes = (library.k3_scan_size(), library.k3_scan_job_size())
     if found != need or sizes != (ctypes.sizeof(Scan), ctypes.sizeof(Job)):
         got = f"{found[:12]}.."
         raise TargetError(
-            f"{path}: source_hash", got=got, need=f"{need[:12]}.. of the sources", hint=_REBUILD
+            f"{path}: source_hash", got=got, need=f"{need[:12]}.. of the sources", hint=REBUILD
         )
     size, number = ctypes.c_uint64, ctypes.c_uint32
     text, flag = ctypes.c_char_p, ctypes.POINTER(ctypes.c_int)

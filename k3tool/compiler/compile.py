@@ -9,13 +9,13 @@ from k3tool.compiler.dag import Dag, packet_dag
 from k3tool.compiler.egraph import saturate
 from k3tool.compiler.extract import Extracted, extract
 from k3tool.compiler.handles import Handles
-from k3tool.compiler.plan import NUMERICS_VERSION, PHASES, Fired, Phase, Plan
+from k3tool.compiler.plan import NUMERICS_VERSION, Fired, Phase, Plan
 from k3tool.compiler.prices import Costs
 from k3tool.compiler.rules import rules_without
 from k3tool.compiler.schedule import Layout, build_phase, runs_of
 from k3tool.compiler.theorems import read_stamp, require_theorems
 from k3tool.errors import UsageError
-from k3tool.isa.table import PAGE_TOKENS
+from k3tool.isa.table import ALL_PHASES, PAGE_TOKENS
 from k3tool.model.config import K3Config
 from k3tool.model.graph import MODES, build_graph
 from k3tool.model.nodes import Graph, Leaf
@@ -33,7 +33,7 @@ class PlanOptions:
     batch: int  # sequences, so tokens in a decode step
     ctx: int  # positions a sequence may reach
     without: tuple[str, ...] = ()  # rules that may not fire
-    phases: tuple[str, ...] = PHASES
+    phases: tuple[str, ...] = ALL_PHASES
     numerics: str = "f32"  # mode of the arithmetic contract: one of MODES
 
     @property
@@ -52,7 +52,7 @@ def compile_plan(
     batch: int,
     ctx: int,
     without: Sequence[str] = (),
-    phases: Sequence[str] = PHASES,
+    phases: Sequence[str] = ALL_PHASES,
     numerics: str = "f32",
     inputs: Sequence[InputRef] = (),
     checkpoint_identity: str = "",

@@ -19,12 +19,8 @@ from k3tool.artifact import Artifact, Dataset, InputRef, open_artifact, write_ar
 from k3tool.errors import ArtifactError, quoted
 from k3tool.fields import Fields, attrs_of, column, params_of, texts
 from k3tool.isa import wire
-from k3tool.isa.columns import GATE, PACKET_DTYPE, WAIT_DTYPE
-from k3tool.isa.table import ALL_PHASES as PHASES
-from k3tool.isa.table import NO_HANDLE, SPECS, Op, isa_hash
+from k3tool.isa.table import ALL_PHASES, NO_HANDLE, SPECS, Op, isa_hash
 from k3tool.targets import MOST, MOST_RANKS, TARGETS
-
-__all__ = ["GATE", "PACKET_DTYPE", "PHASES", "WAIT_DTYPE"]  # re-exported
 
 PLAN_SCHEMA = 2
 NUMERICS_VERSION = 1
@@ -232,7 +228,7 @@ def _require_residency(fields: Fields, found: object) -> None:
 
 def phases_in(datasets: Sequence[str], root: str = "") -> tuple[str, ...]:
     """Return the phases that an artifact's datasets belong to; a plan may have only one."""
-    return tuple(p for p in PHASES if any(name.startswith(f"{root}{p}/") for name in datasets))
+    return tuple(p for p in ALL_PHASES if any(name.startswith(f"{root}{p}/") for name in datasets))
 
 
 def require_phases(tensors: Sequence[Tensor], found: Sequence[str], where: str) -> None:
@@ -240,7 +236,7 @@ def require_phases(tensors: Sequence[Tensor], found: Sequence[str], where: str) 
     missing = sorted({tensor.phase for tensor in tensors} - {"", *found})
     if missing or not found:
         got = " and ".join(found) or "none"
-        need = " and ".join(missing) or " or ".join(PHASES)
+        need = " and ".join(missing) or " or ".join(ALL_PHASES)
         raise ArtifactError(f"{where}: phases", got=got, need=need)
 
 
@@ -315,7 +311,7 @@ def _require_tensor(tensor: Tensor, n_axes: int, where: str) -> None:
     rules = (
         ("role", tensor.role in ROLES, tensor.role, " or ".join(ROLES)),
         ("dtype", tensor.dtype in DTYPES, tensor.dtype, " or ".join(DTYPES)),
-        ("phase", tensor.phase in ("", *PHASES), tensor.phase, " or ".join(PHASES)),
+        ("phase", tensor.phase in ("", *ALL_PHASES), tensor.phase, " or ".join(ALL_PHASES)),
         ("n_axes", 1 <= n_axes <= _MAX_DIMS, n_axes, f"1 to {_MAX_DIMS}"),
         ("logical", all(0 < x < _MOST_BYTES for x in tensor.logical), tensor.logical, "above 0"),
         ("local", all(0 < x < _MOST_BYTES for x in tensor.local), tensor.local, "above 0"),

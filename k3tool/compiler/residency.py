@@ -19,9 +19,6 @@ import numpy as np
 from k3tool.compiler.order import EXPERT_MATRICES, Order
 from k3tool.compiler.plan import (
     EXPERT_ROLES,
-    GATE,
-    PACKET_DTYPE,
-    WAIT_DTYPE,
     Phase,
     Plan,
     Records,
@@ -37,7 +34,7 @@ from k3tool.compiler.ring import (
     weights_of,
 )
 from k3tool.isa.access import paged_bytes
-from k3tool.isa.columns import empty_packets
+from k3tool.isa.columns import GATE, PACKET_DTYPE, WAIT_DTYPE, empty_packets
 from k3tool.isa.table import LOAD_BLOCK_BYTES, SPECS, Op, OpSpec
 
 

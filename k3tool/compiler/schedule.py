@@ -23,15 +23,12 @@ from k3tool.compiler.memory import (
     place_peers,
 )
 from k3tool.compiler.plan import (
-    GATE,
-    PACKET_DTYPE,
-    WAIT_DTYPE,
     Phase,
     Records,
     Tensor,
     n_slices,
 )
-from k3tool.isa.columns import PACKET_DIGEST, PACKET_REARM
+from k3tool.isa.columns import GATE, PACKET_DIGEST, PACKET_DTYPE, PACKET_REARM, WAIT_DTYPE
 from k3tool.isa.table import N_HANDLES, NO_HANDLE, SPECS, Op
 from k3tool.model.nodes import Graph, Leaf
 from k3tool.model.operators import (

@@ -15,7 +15,7 @@ import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
-from typing import Literal
+from typing import Literal, get_args
 
 from k3tool.isa import scratch
 
@@ -128,6 +128,8 @@ Unit = Literal["token", "row", "column", "channel", "head", "page", "step", "mem
 # a row-parallel sum, to be reduced.
 Placement = Literal["replicated", "follow", "weight", "partial"]
 ParamKind = Literal["u32", "f32", "u32_per_rank"]
+_ROLES: dict[str, Role] = {role: role for role in get_args(Role)}
+_KINDS: dict[str, ParamKind] = {kind: kind for kind in get_args(ParamKind)}
 
 ALL_PHASES = ("decode", "prefill")
 ALL_TARGETS = ("cpu", "cuda", "hip")
@@ -278,7 +280,7 @@ def _operands(text: str) -> tuple[Operand, ...]:
     for word in text.split():
         slot, run = (slot, run + 1) if word.startswith("+") else (slot + 1, 0)
         role, _, name = word.lstrip("+").rpartition(":")
-        rows.append(Operand(name, role or "in", slot, run))  # type: ignore[arg-type]
+        rows.append(Operand(name, _ROLES[role or "in"], slot, run))
     return tuple(rows)
 
 
@@ -295,7 +297,7 @@ def _params(text: str) -> tuple[tuple[Param, ...], tuple[str, ...]]:
         if kind == "flag":
             flags.append(name)
         else:
-            rows.append(Param(name, kind, unit))  # type: ignore[arg-type]
+            rows.append(Param(name, _KINDS[kind], unit))
     return tuple(rows), tuple(flags)
 
 

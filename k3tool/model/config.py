@@ -280,10 +280,10 @@ def _eps_sites(rms_norm_eps: float, overrides: Mapping[str, float]) -> dict[str,
     for name, value in overrides.items():
         if name not in sites:
             raise UsageError(
-                f"eps override {name}", got="no such site", need=f"one of {listed(sorted(sites))}"
+                f"--eps {name}", got="no such site", need=f"one of {listed(sorted(sites))}"
             )
         if not SMALLEST_F32 <= value < 1.0:
             need = "a number between 0 and 1 that binary32 holds"
-            raise UsageError(f"eps override {name}", got=value, need=need)
+            raise UsageError(f"--eps {name}", got=value, need=need)
         sites[name] = float(value)
     return sites

@@ -38,6 +38,7 @@ _AVX512 = (
 )  # fmt: skip
 _BF16 = "-mavx512bf16"
 _LOOPS = ("-O3", "-DK3_LEAVES_SCALAR")  # only for the definitions: no leaf is called there
+REBUILD = "make build (or install the package again)"  # the hint where what is built is stale
 
 
 class Unit(NamedTuple):

@@ -11,11 +11,10 @@ from pathlib import Path
 
 from k3tool.errors import TargetError
 from k3tool.isa.table import isa_hash
-from k3tool.runtime.build import executable_path, source_hash
+from k3tool.runtime.build import REBUILD, executable_path, source_hash
 from k3tool.targets import get_target
 
 LEAVES = ("auto", "scalar", "avx2", "avx512", "avx512_bf16")
-_REBUILD = "make build (or install the package again)"
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +35,7 @@ def load(path: Path | None = None, *, any_source: bool = False) -> Interpreter:
     """
     path = path or executable_path()
     if not path.is_file():
-        raise TargetError(str(path), got="no such file", need="the interpreter", hint=_REBUILD)
+        raise TargetError(str(path), got="no such file", need="the interpreter", hint=REBUILD)
     found = _identity(path, path.stat().st_mtime_ns)
     if found.isa_hash != isa_hash():
         _refuse_stale(path, "isa_hash", found.isa_hash, isa_hash())
@@ -78,11 +77,11 @@ def _ask(path: Path, question: str) -> str:
         done = subprocess.run([str(path), question], capture_output=True, text=True, check=True)
     except (OSError, subprocess.CalledProcessError) as error:
         got = f"no answer ({error})"
-        raise TargetError(str(path), got=got, need="k3-cpu", hint=_REBUILD) from None
+        raise TargetError(str(path), got=got, need="k3-cpu", hint=REBUILD) from None
     return done.stdout
 
 
 def _refuse_stale(path: Path, field: str, got: str, need: str) -> None:
     raise TargetError(
-        f"{path}: {field}", got=f"{got[:12]}..", need=f"{need[:12]}.. of the sources", hint=_REBUILD
+        f"{path}: {field}", got=f"{got[:12]}..", need=f"{need[:12]}.. of the sources", hint=REBUILD
     )

@@ -135,7 +135,9 @@ def run_model(
     check_leaves(interpreter, options.leaves)
     streams = program(source, options, quiet)
     if options.expert_trace is not None and streams.isa.residency is None:
-        raise UsageError("--expert-trace", got="no memory budget", need="--memory: else none comes")
+        raise UsageError(
+            "--expert-trace", got="no memory budget", need="--memory: without it none is fetched"
+        )
     request = _request(options, streams, source)
     weights = rank_weights(source, options, quiet, note or quiet)
     try:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from k3tool.errors import UsageError
 from stages import options as common
 from stages.bench import shared
 
@@ -25,9 +26,11 @@ class Options:
 
 
 def run(options: Options) -> "BenchReport":
-    """Measure. Raises: K3Error where the disk lacks room or a side fails."""
+    """Measure. Raises: UsageError where the folder lacks room; K3Error where a side fails."""
     from k3tool.bench.shard import bench_shard
 
+    if not options.folder.is_dir():
+        raise UsageError("--folder", got=f"{options.folder}, no folder", need="one that exists")
     return bench_shard(options.folder, options.n_bytes, options.tp, options.jobs, options.repeats)
 
 

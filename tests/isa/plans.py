@@ -6,11 +6,11 @@ added to the residual, logits, argmax and its fold; one scratch buffer's bytes a
 
 import numpy as np
 
-from k3tool.compiler.plan import PHASES, Fired, Phase, Plan, Tensor
+from k3tool.compiler.plan import Fired, Phase, Plan, Tensor
 from k3tool.compiler.rules import RULES
 from k3tool.compiler.theorems import theorem_hash
 from k3tool.isa.columns import GATE, PACKET_DIGEST, PACKET_REARM, WAIT_DTYPE, empty_packets
-from k3tool.isa.table import SPECS, Op
+from k3tool.isa.table import ALL_PHASES, SPECS, Op
 
 H, V, RANKS, WORKGROUPS = 64, 128, 2, 4
 # Bytes of the peer segment that hold candidates in both phases: were they anything else in one of
@@ -84,7 +84,8 @@ def phase(name: str, tokens: int, handle: dict[str, int]) -> Phase:
             row["flags"] |= PACKET_DIGEST
         row["wait_ofs"], row["n_waits"] = len(waits), len(after)
         waits += [(packets["counter"][p], packets["threshold"][p]) for p in after]
-    made_by = tuple((PHASES.index(name),) if row[0] is Op.ALL_REDUCE_ADD else () for row in rows)
+    own = (ALL_PHASES.index(name),)
+    made_by = tuple(own if row[0] is Op.ALL_REDUCE_ADD else () for row in rows)
     row_bytes = 4 * H * tokens
     return Phase(name, tokens, packets, np.array(waits, WAIT_DTYPE), made_by, 2, 3 * row_bytes,
                  row_bytes + CANDIDATES, len(rows), len(rows))  # fmt: skip
@@ -101,5 +102,5 @@ def plan() -> Plan:
     rule = next(rule for rule in RULES if rule.name == "reduce-residual-fuse")
     params["theorems"] = {rule.name: theorem_hash(rule)}
     fired = tuple(Fired(rule.name, f"{name}.y", f"residual={name}.x x={name}.part", True)
-                  for name in PHASES)  # fmt: skip
+                  for name in ALL_PHASES)  # fmt: skip
     return Plan(table, phases, params, fired)

@@ -11,7 +11,6 @@ from k3tool.compiler.compile import compile_plan
 from k3tool.compiler.dag import packet_dag
 from k3tool.compiler.handles import Handles, weight_bytes
 from k3tool.compiler.plan import (
-    GATE,
     Phase,
     Plan,
     n_slices,
@@ -20,7 +19,7 @@ from k3tool.compiler.plan import (
 from k3tool.compiler.rules import RULE_NAMES
 from k3tool.compiler.schedule import Layout, build_phase
 from k3tool.errors import K3Error, UsageError
-from k3tool.isa.columns import PACKET_DIGEST, PACKET_REARM
+from k3tool.isa.columns import GATE, PACKET_DIGEST, PACKET_REARM
 from k3tool.isa.table import SPECS, Op
 from k3tool.model.config import K3Config
 from k3tool.model.nodes import Graph
