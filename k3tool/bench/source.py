@@ -15,7 +15,8 @@ from k3tool.checkpoint.index import INDEX_NAME
 from k3tool.checkpoint.safetensors_writer import SafetensorsWriter, TensorLayout
 from k3tool.checkpoint.sample_presets import PRESETS, Preset, preset_config
 from k3tool.model.config import K3Config
-from k3tool.model.weights import Split, TensorSpec, expected_tensors, n_bytes
+from k3tool.model.weight_slices import n_bytes
+from k3tool.model.weights import Split, TensorSpec, expected_tensors
 
 BLOCK_BYTES = 8 << 20
 _SLICE = PRESETS["k3-slice"]

@@ -21,15 +21,13 @@ from k3tool.checkpoint.reader import Checkpoint
 from k3tool.checkpoint.small_values import compare_copies, padding_fault
 from k3tool.errors import ArtifactError
 from k3tool.model.vision import expected_vision, is_vision
+from k3tool.model.weight_slices import dtype_fault, rank_spec, shape_fault
 from k3tool.model.weights import (
     TensorSpec,
-    dtype_fault,
     expected_leaves,
     idle_leaves,
     layer_tensors,
     padded_tensors,
-    rank_spec,
-    shape_fault,
 )
 
 _OF_THE_MODEL = "a tensor of the model"

@@ -10,14 +10,8 @@ from typing import NamedTuple
 
 from k3tool.checkpoint.header_table import ANY_LAYER, TensorTable
 from k3tool.model.config import K3Config
-from k3tool.model.weights import (
-    TensorSpec,
-    dtype_fault,
-    layer_tensors,
-    n_bytes,
-    rank_spec,
-    shape_fault,
-)
+from k3tool.model.weight_slices import dtype_fault, n_bytes, rank_spec, shape_fault
+from k3tool.model.weights import TensorSpec, layer_tensors
 
 
 class ModuleTotal(NamedTuple):

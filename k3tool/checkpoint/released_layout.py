@@ -29,7 +29,8 @@ from k3tool.checkpoint.sample_writer import SampleInfo, require_empty
 from k3tool.errors import ArtifactError, UsageError
 from k3tool.model.config import K3Config
 from k3tool.model.vision import expected_vision
-from k3tool.model.weights import Split, TensorSpec, expected_tensors, n_bytes
+from k3tool.model.weight_slices import n_bytes
+from k3tool.model.weights import Split, TensorSpec, expected_tensors
 
 Array = npt.NDArray[Any]
 RELEASED_DATA = Path(__file__).resolve().parents[2] / "tests" / "data"  # in a source checkout

@@ -32,7 +32,7 @@ from k3tool.checkpoint.shards import (
 from k3tool.checkpoint.unfinished import refuse_unfinished
 from k3tool.errors import ArtifactError, UsageError
 from k3tool.fields import attrs_of, column, params_of, texts
-from k3tool.model.weights import rank_slice
+from k3tool.model.weight_slices import rank_slice
 from k3tool.progress import Progress
 from k3tool.targets import MOST_RANKS
 

@@ -23,7 +23,7 @@ from k3tool.checkpoint.safetensors_writer import (
 from k3tool.checkpoint.shard_plan import Entry, FileJob, ShardPlan, rank_layout, rank_metadata
 from k3tool.checkpoint.shard_threads import Tally
 from k3tool.errors import ArtifactError
-from k3tool.model.weights import rank_slice
+from k3tool.model.weight_slices import rank_slice
 
 Array = npt.NDArray[Any]
 BLOCK_BYTES = 8 << 20  # large enough for full disk speed, small enough for many jobs

@@ -11,7 +11,8 @@ from typing import NamedTuple
 
 from k3tool.checkpoint.headers import DTYPE_BYTES
 from k3tool.model.config import K3Config
-from k3tool.model.weights import Shape, TensorSpec, expected_tensors, n_bytes, rank_shape
+from k3tool.model.weight_slices import n_bytes, rank_shape
+from k3tool.model.weights import Shape, TensorSpec, expected_tensors
 
 MAX_FILE_BYTES = 16_000_000_000  # data of one file: what object stores and file systems still like
 

@@ -16,14 +16,8 @@ from k3tool.checkpoint.shard_layout import ShardFile, shard_files
 from k3tool.checkpoint.whole import require_whole
 from k3tool.errors import ArtifactError
 from k3tool.model.vision import is_vision
-from k3tool.model.weights import (
-    RankSlice,
-    Split,
-    TensorRow,
-    TensorSpec,
-    Where,
-    rank_slice,
-)
+from k3tool.model.weight_slices import RankSlice, rank_slice
+from k3tool.model.weights import Split, TensorRow, TensorSpec, Where
 
 VISION_REASON = "image side: the text model does not read it"
 PADDING_REASON = "zero padding behind the live heads"

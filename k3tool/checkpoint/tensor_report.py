@@ -9,7 +9,8 @@ from k3tool.checkpoint.reader import Checkpoint
 from k3tool.errors import ArtifactError
 from k3tool.model.config import K3Config
 from k3tool.model.vision import is_vision
-from k3tool.model.weights import TensorSpec, find_spec, rank_slice
+from k3tool.model.weight_slices import rank_slice
+from k3tool.model.weights import TensorSpec, find_spec
 
 _NUMBER, _DOT = re.compile(r"\d+"), re.compile(r"\.")
 _MOST_NAMES = 3

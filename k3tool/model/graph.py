@@ -11,7 +11,8 @@ from k3tool.isa.table import PAGE_TOKENS, Op
 from k3tool.model.config import K3Config
 from k3tool.model.nodes import Graph, Leaf, StateLeaf, WeightLeaf
 from k3tool.model.operators import f32_bits
-from k3tool.model.weights import TABLE, TensorSpec, Where, find_spec, rank_shape
+from k3tool.model.weight_slices import rank_shape
+from k3tool.model.weights import TABLE, TensorSpec, Where, find_spec
 
 MODES = ("f32", "bf16")  # of the arithmetic contract: what activations are between ops
 _LEAF_DTYPES = {"BF16": "bf16", "F32": "f32", "U8": "mxfp4"}

@@ -6,7 +6,8 @@ Weights only: state, activations and caches are the plan's to say.
 from typing import NamedTuple
 
 from k3tool.model.config import K3Config
-from k3tool.model.weights import Split, Where, layer_rows, n_bytes, rank_shape
+from k3tool.model.weight_slices import n_bytes, rank_shape
+from k3tool.model.weights import Split, Where, layer_rows
 
 
 class RankBytes(NamedTuple):

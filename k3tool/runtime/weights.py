@@ -9,7 +9,8 @@ from typing import NamedTuple
 from k3tool.checkpoint.reader import Checkpoint
 from k3tool.compiler.plan import Tensor
 from k3tool.errors import ArtifactError
-from k3tool.model.weights import TensorSpec, dtype_fault, find_spec, rank_spec, shape_fault
+from k3tool.model.weight_slices import dtype_fault, rank_spec, shape_fault
+from k3tool.model.weights import TensorSpec, find_spec
 
 
 class TensorBytes(NamedTuple):

@@ -24,7 +24,8 @@ from k3tool.checkpoint.value_targets import Targets
 from k3tool.checkpoint.values import ValueScan
 from k3tool.errors import ArtifactError, UsageError
 from k3tool.model.config import K3Config
-from k3tool.model.weights import find_spec, n_bytes
+from k3tool.model.weight_slices import n_bytes
+from k3tool.model.weights import find_spec
 
 pytestmark = pytest.mark.slow
 TOTAL_BYTES = 1_560_860_324_864

@@ -19,7 +19,7 @@ from k3tool.checkpoint.shards import Shards
 from k3tool.errors import ArtifactError, UsageError
 from k3tool.model.config import K3Config
 from k3tool.model.vision import is_vision
-from k3tool.model.weights import n_bytes, rank_shape
+from k3tool.model.weight_slices import n_bytes, rank_shape
 
 Oracle = Callable[[str], Path]
 

@@ -17,7 +17,8 @@ from k3tool.checkpoint.shard_writer import shard_checkpoint
 from k3tool.checkpoint.shards import Shards
 from k3tool.errors import ArtifactError, UsageError
 from k3tool.model.vision import is_vision
-from k3tool.model.weights import Split, expected_tensors, rank_shape
+from k3tool.model.weight_slices import rank_shape
+from k3tool.model.weights import Split, expected_tensors
 
 Oracle = Callable[[str], Path]
 

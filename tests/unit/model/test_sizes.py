@@ -8,8 +8,9 @@ from k3tool.checkpoint.released_layout import CONFIG_FILE, RELEASED_DATA
 from k3tool.checkpoint.sample_presets import PRESETS, preset_config
 from k3tool.model.config import K3Config
 from k3tool.model.sizes import rank_bytes, token_bytes
-from k3tool.model.weights import Split, expected_tensors, layer_rows, layer_tensors, rank_shape
-from k3tool.model.weights import n_bytes as bytes_of
+from k3tool.model.weight_slices import n_bytes as bytes_of
+from k3tool.model.weight_slices import rank_shape
+from k3tool.model.weights import Split, expected_tensors, layer_rows, layer_tensors
 
 CONFIGS = {
     "released": lambda: K3Config.load(RELEASED_DATA / CONFIG_FILE),

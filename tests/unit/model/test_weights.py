@@ -13,17 +13,8 @@ from k3tool.checkpoint.reader import Checkpoint
 from k3tool.model.config import K3Config
 from k3tool.model.graph import weight_leaves
 from k3tool.model.vision import expected_vision, is_vision
-from k3tool.model.weights import (
-    Split,
-    expected_leaves,
-    expected_tensors,
-    find_spec,
-    idle_leaves,
-    n_bytes,
-    rank_shape,
-    rank_slice,
-    shape_fault,
-)
+from k3tool.model.weight_slices import n_bytes, rank_shape, rank_slice, shape_fault
+from k3tool.model.weights import Split, expected_leaves, expected_tensors, find_spec, idle_leaves
 
 DATA = Path(__file__).resolve().parents[2] / "data"
 
