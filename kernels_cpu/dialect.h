@@ -29,6 +29,7 @@
  * lanes. */
 #define K3_FOR(i, lo, hi) for (uint32_t i = (lo); i < (hi); i++)
 #define K3_LANE0 1
+#define K3_ONE_LANE 1 /* what lanes share elsewhere, one does alone: where that changes the way to go */
 #define K3_SYNC(c) ((void)(c))
 
 K3_FN float k3_bits_to_f32(uint32_t u) {

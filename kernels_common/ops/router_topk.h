@@ -19,6 +19,39 @@ K3_FN int k3_expert_chosen(const float *choice, uint32_t n_experts, uint32_t top
     return before < top_k;
 }
 
+/* Into chosen: 1 for the top_k experts of the greatest choice (of equal ones the lower ids), else 0. */
+#ifdef K3_ONE_LANE
+/* Comparing each with each costs n_experts squared, which one lane has to do alone, in every slice: the choice that
+ * top_k experts reach is bisected in 32 counts instead. Keys order as the choices do; + 0 makes -0 into +0. */
+K3_FN void k3_choose_experts(K3Ctx *c, const float *choice, uint32_t n_experts, uint32_t top_k, uint32_t *chosen) {
+    uint32_t *key = chosen; /* until the last loop */
+    uint32_t least = 0u, bit, e, above = 0u, equal;
+    (void)c;
+    for (e = 0; e < n_experts; e++) {
+        const uint32_t u = k3_f32_to_bits(choice[e] + 0.0f);
+        key[e] = u ^ ((uint32_t)((int32_t)u >> 31) | 0x80000000u);
+    }
+    for (bit = 0x80000000u; bit != 0u; bit >>= 1) { /* the greatest key that at least top_k experts reach */
+        const uint32_t tried = least | bit;
+        uint32_t n = 0;
+        for (e = 0; e < n_experts; e++) n += key[e] >= tried;
+        if (n >= top_k) least = tried;
+    }
+    for (e = 0; e < n_experts; e++) above += key[e] > least;
+    equal = top_k - above;
+    for (e = 0; e < n_experts; e++) {
+        const uint32_t is_equal = key[e] == least;
+        const int is_chosen = key[e] > least || (is_equal && equal > 0u);
+        equal -= is_equal && equal > 0u;
+        chosen[e] = (uint32_t)is_chosen;
+    }
+}
+#else
+K3_FN void k3_choose_experts(K3Ctx *c, const float *choice, uint32_t n_experts, uint32_t top_k, uint32_t *chosen) {
+    K3_FOR(e, 0, n_experts) { chosen[e] = (uint32_t)k3_expert_chosen(choice, n_experts, top_k, e); }
+}
+#endif
+
 typedef struct K3Router {
     const float *logits, *bias; /* logits of token 0 */
     uint32_t n_experts, top_k;
@@ -30,7 +63,8 @@ K3_FN void k3_route_row(K3Ctx *c, const K3Router *m, float *work, uint32_t *rout
     const uint32_t E = m->n_experts, top_k = m->top_k;
     const float *logits = m->logits + (uint64_t)token * E, *bias = m->bias;
     const float scale = m->scale;
-    float *choice = work, *score = work + E, *chosen = work + 2u * (uint64_t)E, *picked = work + 3u * (uint64_t)E;
+    float *choice = work, *score = work + E, *picked = work + 3u * (uint64_t)E;
+    uint32_t *chosen = (uint32_t *)(work + 2u * (uint64_t)E);
     float *weight = (float *)(route + top_k);
     float sum;
     K3_FOR(e, 0, E) {
@@ -42,12 +76,12 @@ K3_FN void k3_route_row(K3Ctx *c, const K3Router *m, float *work, uint32_t *rout
         k3_check_finite(c, choice[e], token);
     }
     K3_SYNC(c);
-    K3_FOR(e, 0, E) { chosen[e] = k3_expert_chosen(choice, E, top_k, e) ? 1.0f : 0.0f; }
+    k3_choose_experts(c, choice, E, top_k, chosen);
     K3_SYNC(c);
     if (K3_LANE0) {
         uint32_t e, n = 0;
         for (e = 0; e < E && n < top_k; e++)
-            if (chosen[e] != 0.0f) {
+            if (chosen[e] != 0u) {
                 route[n] = e;
                 picked[n] = score[e];
                 n++;
