@@ -294,9 +294,10 @@ def _check_settings(isa: Isa, settings: dict[str, Any], name: str) -> None:
         raise ArtifactError(f"{name}: ctx", got=isa.params["ctx"], need=settings["ctx"])
 
 
-def _check_mode(isa: Isa, mode: str, name: str) -> None:
-    if isa.params["numerics"]["mode"] != mode:
-        raise ArtifactError(f"{name}: numerics", got=isa.params["numerics"]["mode"], need=mode)
+def _check_mode(isa: Isa, mode: str, name: str, hint: str | None = None) -> None:
+    got = isa.params["numerics"]["mode"]
+    if got != mode:
+        raise ArtifactError(f"{name}: numerics", got=got, need=mode, hint=hint)
 
 
 def _check_given(isa: Isa, source: Source, options: RunOptions, name: str) -> None:
@@ -305,7 +306,8 @@ def _check_given(isa: Isa, source: Source, options: RunOptions, name: str) -> No
         options = replace(options, tp=None)  # the shards' own: a file is at fault, no option
     check_fixed(options, isa.params, dict(source.config.eps))
     if options.numerics is not None:
-        _check_mode(isa, options.numerics, name)
+        hint = f"leave --numerics out, or compile a plan with --numerics {options.numerics}"
+        _check_mode(isa, options.numerics, name, hint)
     _check_foreign(isa, source, name)
 
 

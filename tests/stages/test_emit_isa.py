@@ -84,6 +84,7 @@ def test_streams_are_no_plan(k3tool: Run, plan: Path, tmp_path: Path) -> None:
     done = k3tool("emit-isa", tmp_path / "isa.h5", "-o", tmp_path / "again.h5")
     assert done.code == 3
     assert "kind: got isa, need plan" in done.err
+    assert "hint: one is made by: k3tool compile-plan " in done.err
 
 
 def test_a_plan_of_another_table_is_refused_with_both_hashes(

@@ -97,6 +97,15 @@ def test_an_absent_tensor_has_names_near_it(
     assert near in k3tool("inspect", oracle("tiny_tp8"), "--tensor", name).err.splitlines()[1]
 
 
+@pytest.mark.parametrize("more", [("--values",), ("--layers", "1"), ("--markdown",)])
+def test_one_tensor_takes_no_options_of_the_report(
+    k3tool: Callable, oracle: Oracle, more: tuple[str, ...]
+) -> None:
+    outcome = k3tool("inspect", oracle("tiny_tp8"), "--tensor", SCALE, *more)
+    assert outcome.code == 2
+    assert "--tensor: got options of the report" in outcome.err
+
+
 def test_one_form_of_report_at_a_time(k3tool: Callable, oracle: Oracle) -> None:
     outcome = k3tool("inspect", oracle("tiny_tp8"), "--json", "--markdown")
     assert outcome.code == 2
