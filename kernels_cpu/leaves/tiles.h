@@ -201,6 +201,11 @@ K3V_INLINE float k3v_tree_across(const __m128 *d, uint32_t n_blocks) {
     return n_blocks == 4u ? _mm_cvtss_f32(fours) : _mm_cvtss_f32(_mm_add_ss(fours, _mm_movehdup_ps(fours)));
 }
 
+/* Rows of four or eight blocks go one by one, in memory order, while x stays in L1 from row to row. Longer ones (o_proj:
+ * 12288) would bring x from L2 as often as the weights, so there four rows share it. */
+#define K3V_NEAR 4096u
+K3V_INLINE int k3v_goes_by_blocks(uint32_t K, uint32_t n_blocks) { return n_blocks >= 4u && (K3V_ROWS == 1 || K <= K3V_NEAR); }
+
 /* A row of four or eight blocks, which are rows of their own that lie behind each other: in memory order, four reduced
  * together. Four rows side by side would be four streams that jump at every block. */
 K3V_INLINE float k3v_row_blocks(int type, const uint8_t *w, uint32_t B, uint32_t n_blocks, const float *x) {
@@ -223,7 +228,7 @@ K3V_INLINE void k3v_rows(int type, const uint8_t *W, uint64_t ldw, uint32_t row0
         k3v_rows_tokens(type, W, ldw, row0, row1, K, n_blocks, X, ldx, n_tok, Y, ldy);
         return;
     }
-    if (n_blocks >= 4u)
+    if (k3v_goes_by_blocks(K, n_blocks))
         for (uint32_t r = row0; r < row1; r++)
             Y[r] = k3v_row_blocks(type, W + (uint64_t)r * ldw * k3v_bytes(type), K / n_blocks, n_blocks, X);
     else

@@ -113,7 +113,7 @@ K3_LEAF void k3_rows_dot_bf16_x16(const K3Ctx *c, const uint16_t *W, uint64_t ld
         return;
     }
     for (uint32_t b = 0; b < n_blocks; b++) k3h_pack_row(X + (uint64_t)b * B, B, x + b * room);
-    if (n_blocks >= 4u) {
+    if (k3v_goes_by_blocks(K, n_blocks)) {
         for (uint32_t r = row0; r < row1; r++) Y[r] = k3h_row_blocks(W + (uint64_t)r * ldw, B, n_blocks, x);
         return;
     }
