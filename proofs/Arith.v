@@ -15,17 +15,22 @@ Class Arith := {
   field_laws : field_theory f0 f1 fadd fmul fsub fopp fdiv finv (@eq F);
   fexp : F -> F; ftanh : F -> F; fsqrt : F -> F;
   fround : F -> F; (* to bf16, in mode bf16 *)
-  fleb : F -> F -> bool; (* order, for maxima and choices: nothing is assumed about it *)
+  fleb : F -> F -> bool; (* order, for maxima and choices: nothing is assumed about it, but `ordered` *)
+  flow : F; (* what the choice of a token starts from: below every number *)
   ftiny : F (* the router's 1e-20 *)
 }.
 
 (* What a run decides: tokens in the step, from which of them on a head-only linear computes, the number
-   of ranks that a row-parallel sum is spread over, and the positions of a page of latent cache. *)
-Class Step := { n_tokens : nat; head_from : nat; ranks : nat; page_tokens : nat }.
+   of ranks that a row-parallel sum is spread over, the positions of a page of latent cache, and the
+   tokens' ids. *)
+Class Step :=
+  { n_tokens : nat; head_from : nat; ranks : nat; page_tokens : nat; token_id : nat -> nat }.
 
 Notation Vec := (list F).
 Notation Mat := (list (list F)). (* rows; an activation is one row a token *)
 Notation Stack := (list (list (list F))). (* of experts, ranks, blocks, or the values of a group *)
+(* Expert matrices as stored: a row is blocks of elements, each under one scale. *)
+Notation Quant := (list (list (list (F * list F)))).
 Notation Route := (list (list (nat * F))). (* a token's experts, ascending, with weights *)
 
 Declare Scope k3.
@@ -47,4 +52,11 @@ Section Functions.
   Definition softcap (beta x : F) : F := beta * ftanh (x / beta).
   Definition situ (beta linear g u : F) : F := softcap beta g * sigmoid g * softcap linear u.
   Definition fmax (a b : F) : F := if fleb a b then b else a.
+  Definition above (a b : F) : bool := negb (fleb a b).
+  (* A total order above flow: a premise of the rules whose ops say so, and of nothing else. *)
+  Definition ordered : Prop :=
+    (forall a b, fleb a b = true \/ fleb b a = true) /\
+    (forall a b c, fleb a b = true -> fleb b c = true -> fleb a c = true) /\
+    (forall a b, fleb a b = true -> fleb b a = true -> a = b) /\
+    (forall a, fleb flow a = true).
 End Functions.

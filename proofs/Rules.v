@@ -69,19 +69,22 @@ Theorem moe_situ_fuse : forall (A : Arith) (St : Step), stmt_moe_situ_fuse.
 Proof.
   unfold stmt_moe_situ_fuse, sem_SITU, sem_MOE_UP_MXFP4, sem_MOE_GLU_MXFP4. intros.
   assert (L : forall e, length (nth e w1 []) = length (nth e w3 [])).
-  { intros e. repeat match goal with H : sized3 _ _ _ _ |- _ => destruct H as [? ?] end.
+  { intros e. repeat match goal with H : quantised _ _ _ _ |- _ => destruct H as [? ?] end.
     destruct (lt_dec e (length w1)).
     - match goal with
-      | H1 : Forall (sized ?r ?k) w1, H3 : Forall (sized ?r ?k) w3 |- _ =>
-          assert (sized r k (nth e w1 [])) by (apply Forall_at; auto; lia);
-          assert (sized r k (nth e w3 [])) by (apply Forall_at; auto; lia)
-      end. unfold sized in *. lia.
+      | H1 : Forall (fun m => sized ?r ?k (map numbers m)) w1,
+        H3 : Forall (fun m => sized ?r ?k (map numbers m)) w3 |- _ =>
+          assert (S1 : sized r k (map numbers (nth e w1 [])))
+            by (exact (Forall_at _ (fun m => sized r k (map numbers m)) _ _ [] H1 l));
+          assert (S3 : sized r k (map numbers (nth e w3 [])))
+            by (apply (Forall_at _ (fun m => sized r k (map numbers m)) _ _ [] H3); lia)
+      end. unfold sized in *. rewrite !map_length in *. lia.
     - rewrite !nth_overflow by lia. reflexivity. }
   clear - L. revert z.
   induction route as [|r route IH]; destruct z as [|row z]; simpl; auto. rewrite IH. f_equal.
   rewrite zipw_concat_maps.
-  - f_equal. apply map_ext. intros e. unfold matvec. now rewrite zipw_map_l, zipw_map_r.
-  - intros e. unfold matvec. now rewrite !map_length.
+  - f_equal. apply map_ext. intros e. unfold qmatvec. now rewrite zipw_map_l, zipw_map_r.
+  - intros e. unfold qmatvec. now rewrite !map_length.
 Qed.
 
 Theorem conv_silu_fuse : forall (A : Arith) (St : Step), stmt_conv_silu_fuse.

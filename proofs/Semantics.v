@@ -30,6 +30,17 @@ Section Semantics.
   Definition mean_inv (eps : F) (x : Vec) : F :=
     f1 / fsqrt (squares x / of_nat (length x) + eps).
 
+  (* -- the embedding -------------------------------------------------------------------------- *)
+
+  Definition sem_EMBED_BF16 (table : Mat) : Mat :=
+    map (fun t => nth (token_id t) table []) (seq 0 n_tokens).
+  (* What lies at an index of the stack is replaced, or added behind the last. *)
+  Definition sem_BLOCK_PUSH (prefix : Mat) (blocks : Stack) (index : nat) : Stack :=
+    firstn index blocks ++ prefix :: skipn (S index) blocks.
+  Definition sem_EMBED_PUSH (table : Mat) (blocks : Stack) (index : nat) : Stack :=
+    firstn index blocks
+      ++ mapi (fun t _ => nth (token_id t) table []) (repeat tt n_tokens) :: skipn (S index) blocks.
+
   (* -- dense products ------------------------------------------------------------------------- *)
 
   (* Head-only linears compute the tokens from head_from on; the other rows are absent. *)
@@ -329,27 +340,49 @@ Section Semantics.
   Definition sem_ROUTER_TOPK (scores : Mat) (bias : Vec) (k : nat) (scale : F) : Route :=
     map (fun s => map (fun i => (i, route_weight scale s (chosen k s bias) i)) (chosen k s bias)) scores.
 
-  Definition sem_MOE_UP_MXFP4 (z : Mat) (route : Route) (w : Stack) (top_k rd : nat) : Mat :=
+  (* A stored matrix in numbers, and its product: a block at a time, with the block's scale. *)
+  Definition numbers (row : list (F * Vec)) : Vec :=
+    concat (map (fun b => map (fmul (fst b)) (snd b)) row).
+  Definition sem_DEQUANT_MXFP4 (w : Quant) : Stack := map (map numbers) w.
+  Fixpoint qdot (row : list (F * Vec)) (x : Vec) : F :=
+    match row with
+    | [] => f0
+    | (scale, block) :: row' =>
+        let n := length block in
+        total (zipw (fun c v => scale * c * v) block (firstn n x)) + qdot row' (skipn n x)
+    end.
+  Definition qmatvec (rd : nat) (w : list (list (F * Vec))) (x : Vec) : Vec :=
+    map (fun row => rnd rd (qdot row x)) w.
+  Definition qglu (rd : nat) (beta linear : F) (g u : list (F * Vec)) (row : Vec) : F :=
+    rnd rd (situ beta linear (rnd rd (qdot g row)) (rnd rd (qdot u row))).
+
+  Definition sem_MOE_UP (z : Mat) (route : Route) (w : Stack) (top_k rd : nat) : Mat :=
     zipw (fun row r => concat (map (fun e => matvec rd (nth (fst e) w []) row) r)) z route.
-  Definition sem_MOE_GLU_MXFP4 (z : Mat) (route : Route) (w1 w3 : Stack) (top_k : nat)
+  Definition sem_MOE_UP_MXFP4 (z : Mat) (route : Route) (w : Quant) (top_k rd : nat) : Mat :=
+    zipw (fun row r => concat (map (fun e => qmatvec rd (nth (fst e) w []) row) r)) z route.
+  Definition sem_MOE_GLU_MXFP4 (z : Mat) (route : Route) (w1 w3 : Quant) (top_k : nat)
       (beta linear : F) (rd : nat) : Mat :=
     zipw (fun row r => concat (map (fun e =>
-      zipw (fun g u => glu rd beta linear g u row) (nth (fst e) w1 []) (nth (fst e) w3 []))
+      zipw (fun g u => qglu rd beta linear g u row) (nth (fst e) w1 []) (nth (fst e) w3 []))
       r)) z route.
 
-  Definition sem_MOE_GLU_TOPK (z scores : Mat) (bias : Vec) (w1 w3 : Stack) (top_k : nat)
+  Definition sem_MOE_GLU_TOPK (z scores : Mat) (bias : Vec) (w1 w3 : Quant) (top_k : nat)
       (beta linear : F) (rd : nat) : Mat :=
     zipw (fun row s => concat (map (fun e =>
-      zipw (fun g u => glu rd beta linear g u row) (nth e w1 []) (nth e w3 []))
+      zipw (fun g u => qglu rd beta linear g u row) (nth e w1 []) (nth e w3 []))
       (chosen top_k s bias))) z scores.
 
   (* x has top_k runs, one an expert; a rank holds its share of each run and of w2's columns. *)
-  Definition expert (r : nat) (w2 : Stack) (id : nat) (weight : F) (x : Vec) : Vec :=
-    map (fun wr => weight * dot (share r wr) (share r x)) (nth id w2 []).
-  Definition sem_MOE_DOWN_MXFP4 (x : Mat) (route : Route) (w2 : Stack) (top_k x_bf16 : nat) : Stack :=
+  Definition expert (r : nat) (w2 : Quant) (id : nat) (weight : F) (x : Vec) : Vec :=
+    map (fun wr => weight * dot (share r (numbers wr)) (share r x)) (nth id w2 []).
+  Definition sem_MOE_DOWN (x : Mat) (route : Route) (w2 : Stack) (top_k x_bf16 : nat) : Stack :=
+    map (fun r => zipw (fun row rt => vsum 0 (zipw (fun slot e =>
+        map (fun wr => snd e * dot (share r wr) (share r slot)) (nth (fst e) w2 []))
+      (chunks (length row / top_k) row) rt)) x route) (seq 0 ranks).
+  Definition sem_MOE_DOWN_MXFP4 (x : Mat) (route : Route) (w2 : Quant) (top_k x_bf16 : nat) : Stack :=
     map (fun r => zipw (fun row rt => vsum 0 (zipw (fun slot e => expert r w2 (fst e) (snd e) slot)
       (chunks (length row / top_k) row) rt)) x route) (seq 0 ranks).
-  Definition sem_MOE_DOWN_TOPK (x scores : Mat) (bias : Vec) (w2 : Stack) (top_k : nat) (scale : F)
+  Definition sem_MOE_DOWN_TOPK (x scores : Mat) (bias : Vec) (w2 : Quant) (top_k : nat) (scale : F)
       (x_bf16 : nat) : Stack :=
     map (fun r => zipw (fun row s =>
       let ids := chosen top_k s bias in
@@ -374,11 +407,36 @@ Section Semantics.
         zipw (fun v q => rnd rd (v + rnd rd (fst q + rnd rd (snd q)))) r (zipw pair (fst p) (snd p)))
       residual (zipw pair (join_ranks up) (sum_ranks x)).
 
+  (* -- the choice of a token: [best, its index, second best, 0] ---------------------------------- *)
+
+  Definition candidate_step (c : F * F * F) (p : nat * F) : F * F * F :=
+    let '(best, index, second) := c in let '(i, v) := p in
+    if above v best then (v, of_nat i, best)
+    else if above v second then (best, index, v) else c.
+  Definition candidate (base : nat) (row : Vec) : F * F * F :=
+    fold_left candidate_step (combine (seq base (length row)) row) (flow, of_nat base, flow).
+  Definition words (c : F * F * F) : Vec := [fst (fst c); snd (fst c); snd c; f0].
+  Definition sem_ARGMAX_ALL (logits : Mat) : Mat := map (fun row => words (candidate 0 row)) logits.
+  (* Each rank's own; ranks have equal shares of the vocabulary, in their order. *)
+  Definition sem_ARGMAX (logits : Stack) : Stack :=
+    mapi (fun r shard => map (fun row => words (candidate (r * length row) row)) shard) logits.
+  (* Of equal bests the lower rank's, whose index is the lower; the second best is the loser or the
+     winner's own. *)
+  Definition merge_candidates (a b : Vec) : Vec :=
+    let wins := above (nth 0 b f0) (nth 0 a f0) in
+    let win := if wins then b else a in let lose := if wins then a else b in
+    [nth 0 win f0; nth 1 win f0;
+     if above (nth 0 lose f0) (nth 2 win f0) then nth 0 lose f0 else nth 2 win f0; f0].
+  Definition sem_ARGMAX_FOLD (x : Stack) : Mat :=
+    match x with [] => [] | x :: l => fold_left (zipw merge_candidates) l x end.
+
   (* -- sizes: what the compiler has checked of every graph it makes ----------------------------- *)
 
   Definition wide (w : nat) (x : Mat) : Prop := Forall (fun row => length row = w) x.
   Definition sized (n w : nat) (x : Mat) : Prop := length x = n /\ wide w x.
   Definition sized3 (e n w : nat) (x : Stack) : Prop := length x = e /\ Forall (sized n w) x.
+  Definition quantised (e n w : nat) (x : Quant) : Prop :=
+    length x = e /\ Forall (fun m => sized n w (map numbers m)) x.
   (* A route row has two words an expert. *)
   Definition routed (n w : nat) (x : Route) : Prop :=
     length x = n /\ Forall (fun row => (2 * length row)%nat = w) x.

@@ -12,7 +12,7 @@ from k3tool.compiler.plan import EXPERT_ROLES, Tensor
 from k3tool.compiler.record_checks import handles_of
 from k3tool.isa.access import accesses
 from k3tool.isa.columns import spec_of
-from k3tool.isa.table import PAGE_TOKENS, Op
+from k3tool.isa.table import PAGE_TOKENS, ROW_LOOKUPS, Op
 
 
 def traffic_bytes(packet: Any, tensors: Sequence[Tensor], max_tokens: int, n_ranks: int) -> int:
@@ -73,6 +73,6 @@ def weight_traffic(op: Op, tensor: Tensor, top_k: int, max_tokens: int) -> int:
     rows = tensor.local[0]
     if tensor.role in EXPERT_ROLES:
         return tensor.n_bytes * min(rows, top_k * max_tokens) // rows
-    if op is Op.EMBED_BF16:
+    if op in ROW_LOOKUPS:
         return tensor.n_bytes * min(rows, max_tokens) // rows
     return tensor.n_bytes

@@ -34,6 +34,7 @@ DEFINED = re.compile(r"^ *Definition (sem|next)_(\w+)", re.MULTILINE)
 # How functions scramble a fraction n/d: ((a n + b d) mod 1009 + 1) / 97, never 0.
 _SCRAMBLE = {"exp": (3, 5), "tanh": (7, 11), "sqrt": (13, 17), "round": (19, 23)}
 _TINY = Fraction(1, 1000)
+_LOW = Fraction(-1000)
 
 
 class Draw(NamedTuple):
@@ -46,13 +47,14 @@ class Draw(NamedTuple):
     page_tokens: int
     head_only: int
     flags: tuple[int, int]  # an op's first and second
+    ids: tuple[int, ...]  # of the tokens, in a vocabulary of two at least
 
 
 DRAWS = (
-    Draw(3, 1, 2, 5, 2, 1, (1, 1)),
-    Draw(2, 1, 3, 2, 2, 0, (1, 0)),
-    Draw(2, 0, 2, 3, 1, 1, (0, 1)),
-    Draw(1, 0, 2, 4, 3, 0, (0, 0)),
+    Draw(3, 1, 2, 5, 2, 1, (1, 1), (1, 0, 1)),
+    Draw(2, 1, 3, 2, 2, 0, (1, 0), (1, 0)),
+    Draw(2, 0, 2, 3, 1, 1, (0, 1), (0, 1)),
+    Draw(1, 0, 2, 4, 3, 0, (0, 0), (1,)),
 )
 
 
@@ -85,7 +87,8 @@ def python_value(
     scramble = {name: _scramble(*by) for name, by in _SCRAMBLE.items()}
     numbers = algebra(
         scramble["exp"], scramble["tanh"], scramble["sqrt"], scramble["round"], _larger,
-        _choose(scramble["exp"]), _TINY, draw.ranks, draw.head_from, draw.page_tokens,
+        _choose(scramble["exp"]), _above, _TINY, _LOW, draw.ranks, draw.head_from, draw.page_tokens,
+        draw.ids,
     )  # fmt: skip
     result = meaning(numbers, *made.operands, *made.attrs)
     parts = result if UPDATES.get(made.op) else (result,)
@@ -179,11 +182,12 @@ Definition q (n : Z) (d : positive) : Qc := Q2Qc (Qmake n d).
 def coq_text(ops: Iterable[Op] = tuple(MEANINGS)) -> str:
     """Return a file that has Coq compute ops at every draw, one answer each."""
     functions = [f"f{name} := scramble {a} {b};" for name, (a, b) in _SCRAMBLE.items()]
-    tiny = f"ftiny := q {_TINY.numerator} {_TINY.denominator} |}}."
+    tiny = f"flow := q ({_LOW}) 1; ftiny := q {_TINY.numerator} {_TINY.denominator} |}}."
     lines = [_HEAD + " ".join([*functions, tiny])]
     for number, draw in enumerate(DRAWS):
         step = f"n_tokens := {draw.tokens}; head_from := {draw.head_from}; ranks := {draw.ranks}"
         step += f"; page_tokens := {draw.page_tokens}"
+        step += f"; token_id := fun t => nth t {_coq(list(draw.ids))} 0%nat"
         lines.append(f"Module Draw{number}.")
         lines.append(f"#[local] Instance step : Step := {{| {step} |}}.")
         mine = [made for made in instances(ops) if made.draw == number]
@@ -264,6 +268,10 @@ def _larger(a: Fraction, b: Fraction) -> Fraction:
     return b if a <= b else a
 
 
+def _above(a: Fraction, b: Fraction, x: Any, y: Any) -> Any:
+    return x if a > b else y
+
+
 def _choose(exp: Callable[[Any], Fraction]) -> Callable[[int, list[Any], list[Any]], list[int]]:
     def choose(k: int, scores: list[Any], bias: list[Any]) -> list[int]:
         adjusted = [1 / (1 + exp(-s)) + b for s, b in zip(scores, bias, strict=True)]
@@ -311,6 +319,9 @@ class _Dice(NamedTuple):
         axes = operand_axes(op, operand)
         shape = tuple(int(evaluate(axis, sizes)) for axis in axes)
         sort = operand_sort(op, operand)
+        if sort == "Quant":
+            experts, rows, columns = shape
+            return [[self._blocks(columns) for _ in range(rows)] for _ in range(experts)]
         if sort == "Route":
             ids = range(sizes["E"])
             return [
@@ -321,12 +332,17 @@ class _Dice(NamedTuple):
             return self._values(shape)
         if operand.role == "state":
             return self._values((self.draw.positions, *shape))
-        if operand.role == "peer":
+        if sort == "Stack" and operand.name not in ("blocks", "group"):
             return self._values((self.draw.ranks, self.draw.tokens, *shape))
         if sort == "Stack":
             return self._values((sizes["n_blocks"] + _SPARE, self.draw.tokens, *shape))
         least = int(operand.name == "parts")  # a softmax's sum is a divisor, and never 0
         return self._values((self.draw.tokens, *shape), least)
+
+    def _blocks(self, columns: int) -> list[tuple[Fraction, list[Fraction]]]:
+        """Return a row of columns in blocks of two, the last one of what is left, with scales."""
+        cuts = [min(2, columns - i) for i in range(0, columns, 2)]
+        return [(self._number(1), self._values((n,))) for n in cuts]
 
     def _values(self, shape: Sequence[int], least: int = 0) -> Any:
         if not shape:

@@ -16,13 +16,14 @@ packets keep busy. Two steps:
 """
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 from math import floor
 
 from k3tool.compiler.egraph import Form, Made, Saturated
 from k3tool.compiler.prices import Price, Prices
+from k3tool.errors import K3Error
 from k3tool.isa.table import SPECS, Op
-from k3tool.model.nodes import Graph
+from k3tool.model.nodes import Graph, Leaf
 
 
 def choose(graph: Graph, saturated: Saturated, prices: Prices) -> "Choice":
@@ -57,6 +58,7 @@ class Choice:
                     self.forms.setdefault(cls, []).append(form)
         self.order = list(self.forms)  # inputs first
         self.outputs = [saturated.class_of[node] for node in graph.outputs]
+        _require_forms(graph, saturated, self.forms)
         self.moves = [
             application.made
             for application in saturated.applications
@@ -224,6 +226,26 @@ class Choice:
             return 0
         form = self.form[cls]
         return self.price[form].busy + sum(self._release(i) for i in form.inputs)
+
+
+def _is_instruction(op: Op | Leaf) -> bool:
+    return isinstance(op, Leaf) or op is Op.PART or SPECS[op].is_emitted
+
+
+def _require_forms(graph: Graph, saturated: Saturated, forms: Container[int]) -> None:
+    """Refuse a graph of which an output cannot be made, naming the first value that is in the way.
+
+    Raises: K3Error.
+    """
+    for cls in (saturated.class_of[node] for node in graph.outputs):
+        if cls in forms:
+            continue
+        while made := [f for f in saturated.forms[cls] if _is_instruction(f.op)]:
+            cls = next(i for i in made[0].inputs if i not in forms)
+        op = original(graph, saturated, cls).op
+        assert isinstance(op, Op), op
+        raise K3Error(f"e-graph: {graph.names[cls]}", got=f"{op.name}, which is no instruction",
+                      need="a rule that makes one of it")  # fmt: skip
 
 
 def _n_values(form: Form) -> int:

@@ -22,6 +22,8 @@ from k3tool.model.expressions import evaluate, letters_of
 from k3tool.model.operators import attr_names, input_operands
 
 TOKENS, RANKS, EXPERTS, POSITIONS = 2, 2, 4, 3
+IDS = (1, 0)  # of the tokens
+LOW = -(10**9)  # below every number that an example has
 TIMEOUT_MS = 5000
 GUESSES = 8  # random values tried where the solver does not decide
 
@@ -86,7 +88,12 @@ def algebra() -> Algebra:
     larger = z3.Function("larger", real, real, real)
     choose = _Choice().ids
     functions = (one["exp"], one["tanh"], one["sqrt"], one["round"])
-    return Algebra(*functions, larger, choose, z3.Real("tiny"), RANKS)
+    low = z3.RealVal(LOW)
+    return Algebra(*functions, larger, choose, _above, z3.Real("tiny"), low, RANKS, token_ids=IDS)
+
+
+def _above(a: Number, b: Number, x: Number, y: Number) -> Any:
+    return z3.If(_term(a) > _term(b), _term(x), _term(y))
 
 
 def function(name: str) -> Any:
@@ -215,6 +222,8 @@ def _variable(rule: Rule, name: str, sort: str, shape: tuple[int, ...]) -> Any:
         return [
             [(i, z3.Real(f"{name}{t}{i}")) for i in range(shape[0] // 2)] for t in range(TOKENS)
         ]
+    if sort == "Quant":
+        return _quantised(name, shape)
     if sort == "Vec" or roles & {"weight"} or (roles & {"state"} and len(shape) > 1):
         return symbols(name, shape)
     if roles & {"state"}:
@@ -222,6 +231,20 @@ def _variable(rule: Rule, name: str, sort: str, shape: tuple[int, ...]) -> Any:
     if sort == "Stack":  # of ranks or of blocks
         return symbols(name, (RANKS, TOKENS, *shape))
     return symbols(name, (TOKENS, *shape))
+
+
+def _quantised(name: str, shape: tuple[int, ...]) -> Any:
+    """Return expert matrices of symbols: each row a block of one column, and one of the others."""
+    experts, rows, columns = shape
+    cuts = [(0, 1), (1, columns)] if columns > 1 else [(0, columns)]
+    numbers, scales = symbols(name, shape), symbols(f"{name}_scale", (experts, rows, len(cuts)))
+    return [
+        [
+            [(s, row[a:b]) for s, (a, b) in zip(by, cuts, strict=True)]
+            for row, by in zip(*pair, strict=True)
+        ]
+        for pair in zip(numbers, scales, strict=True)
+    ]
 
 
 def _flat(value: Any) -> Iterator[Number]:

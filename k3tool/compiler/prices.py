@@ -19,7 +19,7 @@ from typing import NamedTuple
 from k3tool.compiler.egraph import Form, Saturated
 from k3tool.compiler.handles import F32_BYTES, weight_bytes
 from k3tool.compiler.plan import n_slices
-from k3tool.isa.table import PAGE_TOKENS, READS_STATE, SPECS, Op
+from k3tool.isa.table import PAGE_TOKENS, READS_STATE, ROW_LOOKUPS, SPECS, Op
 from k3tool.model.nodes import Graph, Leaf, WeightLeaf
 from k3tool.model.operators import attr_names, input_operands, result_widths, solve_sizes, units_of
 from k3tool.targets import Target
@@ -86,9 +86,11 @@ class Prices:
     _widths: dict[int, int] = field(default_factory=dict)
 
     def of(self, form: Form) -> Price | None:
-        """Return a form's price; None where no workgroup has the scratch for it."""
+        """Return a form's price; None where no instruction or no scratch is for it."""
         if isinstance(form.op, Leaf) or form.op is Op.PART:
             return FREE
+        if not SPECS[form.op].is_emitted:
+            return None
         if form.op in _FEW_ONLY and self.tokens > FEW_TOKENS:
             return None
         own = self._repeated_ps(form) + self._narrow_ps(form)
@@ -140,7 +142,7 @@ class Prices:
             return self.tokens * count * self.width(value) * F32_BYTES
         size = weight_bytes(weight.dtype, weight.local_shape)
         rows = weight.local_shape[0]
-        if form.op is Op.EMBED_BF16:
+        if form.op in ROW_LOOKUPS:
             return size * min(rows, self.tokens) // rows
         if weight.dtype == "mxfp4":
             return size * min(rows, self.tokens * dict(_attrs(form))["top_k"]) // rows

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from k3tool.compiler.plan import Phase, Plan
 from k3tool.isa.access import paged_bytes
 from k3tool.isa.columns import spec_of
-from k3tool.isa.table import Op, OpSpec
+from k3tool.isa.table import ROW_LOOKUPS, OpSpec
 
 
 class Uses(NamedTuple):
@@ -81,7 +81,7 @@ def row_tables(plan: Plan) -> set[int]:
         int(row["handles"][0])
         for phase in plan.phases.values()
         for row in phase.packets
-        if int(row["op"]) == Op.EMBED_BF16
+        if int(row["op"]) in ROW_LOOKUPS
     }
 
 

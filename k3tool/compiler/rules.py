@@ -96,6 +96,13 @@ class Rule:
         """Return the variables of all premises that stand for attributes, each once."""
         return list(dict.fromkeys(v for term in self.premises() for v in term.attr_variables()))
 
+    @property
+    def is_lowering(self) -> bool:
+        """Return whether it rewrites what no instruction computes: no plan is without it."""
+        return not all(
+            SPECS[t.op].is_emitted for equation in self.equations for t in equation.left.subterms()
+        )
+
     def made_ops(self) -> set[Op]:
         """Return the ops on right sides."""
         return {term.op for equation in self.equations for term in equation.right.subterms()}
@@ -187,6 +194,27 @@ def _mixed_linears(name: str, op: Op, values: str, *where: str) -> Rule:
 
 
 RULES: tuple[Rule, ...] = (
+    # Lowerings: only they make instructions of what the graph says of experts and of the token.
+    _rule(
+        "dequant-up-fuse",
+        "(MOE_UP z route (DEQUANT_MXFP4 w) :top_k k :round round)",
+        "(MOE_UP_MXFP4 z route w :top_k k :round round)",
+    ),
+    _rule(
+        "dequant-down-fuse",
+        "(MOE_DOWN x route (DEQUANT_MXFP4 w2) :top_k k :x_bf16 x_bf16)",
+        "(MOE_DOWN_MXFP4 x route w2 :top_k k :x_bf16 x_bf16)",
+    ),
+    _rule(
+        "argmax-fold-fuse",
+        "(ARGMAX_ALL (ALL_GATHER logits))",
+        "(ARGMAX_FOLD (ARGMAX logits))",
+    ),
+    _rule(
+        "embed-block-fuse",
+        "(BLOCK_PUSH (EMBED_BF16 table) blocks :index index)",
+        "(EMBED_PUSH table blocks :index index)",
+    ),
     _rule(
         "norm-linear-fuse",
         "(GEMV_BF16 (RMSNORM x norm :eps eps :round norm_round) w :head_only head :round round)",
@@ -348,11 +376,15 @@ RULES: tuple[Rule, ...] = (
 )
 RULE_NAMES = tuple(rule.name for rule in RULES)
 assert len(set(RULE_NAMES)) == len(RULES), "two rules of one name"
+# Rules that a plan can do without.
+FUSIONS = tuple(rule.name for rule in RULES if not rule.is_lowering)
 
 
 def rules_without(names: tuple[str, ...]) -> tuple[Rule, ...]:
-    """Return the rules but those named. Raises: UsageError for a name that is no rule."""
+    """Return the rules but those named. Raises: UsageError for one that is not in `FUSIONS`."""
     for name in names:
-        if name not in RULE_NAMES:
-            raise UsageError("--without", got=name, need=f"one of {', '.join(RULE_NAMES)}")
+        if name not in FUSIONS:
+            only = " (nothing else makes an instruction of its left side)"
+            got = f"{name}{only if name in RULE_NAMES else ''}"
+            raise UsageError("--without", got=got, need=f"one of {', '.join(FUSIONS)}")
     return tuple(rule for rule in RULES if rule.name not in names)

@@ -24,6 +24,12 @@ STATEMENTS = PROOFS / "gen" / "Statements.v"
 
 # What a value is, where it is not one row a token: by the op table's names of operands.
 _SORTS = {"blocks": "Stack", "group": "Stack", "route": "Route"}
+# Expert matrices are as stored, elements under scales, but for the ops that take them in numbers.
+_IN_NUMBERS = {Op.MOE_UP, Op.MOE_DOWN}
+# A rank's logits beside the other ranks': what the choice of the token is folded from.
+_BY_RANK = {(Op.ARGMAX, "logits")}
+# What a meaning needs of the arithmetic beyond a field.
+_LAWS = {Op.ARGMAX: "ordered"}
 # Shapes of states, which the table of sizes leaves out, in its letters: taps are the last three
 # inputs, `s` one matrix a head, the cache a row a position.
 _STATES = {"taps": ("3", "C"), "s": ("H", "head_dim", "head_dim"), "cache": ("latent+rope",)}
@@ -73,11 +79,12 @@ def statements_file(rules: Sequence[Rule] = RULES) -> str:
 
 
 def operand_sort(op: Op, operand: Operand) -> str:
-    """Return what an operand's value is in the proofs: Vec, Mat, Stack or Route."""
-    if operand.role == "peer":
+    """Return what an operand's value is in the proofs: Vec, Mat, Stack, Quant or Route."""
+    if operand.role == "peer" or (op, operand.name) in _BY_RANK:
         return "Stack"
     if operand.role == "weight":
-        return ("Vec", "Mat", "Stack")[len(operand_axes(op, operand)) - 1]
+        experts = "Stack" if op in _IN_NUMBERS else "Quant"
+        return ("Vec", "Mat", experts)[len(operand_axes(op, operand)) - 1]
     if operand.role == "state":
         return ("Mat", "Mat", "Stack")[len(operand_axes(op, operand)) - 1]
     return _SORTS.get(operand.name, "Mat")
@@ -115,7 +122,7 @@ class _Statement:
     axes: list[tuple[str, tuple[str, ...]]] = field(default_factory=list)
     equal: list[tuple[str, str]] = field(default_factory=list)
     positive: list[str] = field(default_factory=list)
-    widths: dict[Term, str | None] = field(default_factory=dict)
+    widths: dict[Term, tuple[str, ...] | None] = field(default_factory=dict)
 
     def text(self) -> str:
         sides = [side for equation in self.rule.equations for side in equation]
@@ -164,12 +171,14 @@ class _Statement:
 
     # -- sizes ---------------------------------------------------------------------------------
 
-    def _sizes(self, term: Term) -> str | None:
-        """Assume that a term and those inside fit; return the width of its result."""
+    def _sizes(self, term: Term) -> tuple[str, ...] | None:
+        """Assume that a term and those inside fit; return the axes of its result."""
         if term in self.widths:
             return self.widths[term]
         number = len(self.widths)
         self.widths[term] = None
+        if term.op in _LAWS:
+            self.premises.append(_LAWS[term.op])
         names = dict(zip(attr_names(term.op), term.attrs, strict=True))
         kinds = {param.name: param.kind for param in SPECS[term.op].params}
         for name, value in names.items():
@@ -183,16 +192,17 @@ class _Statement:
                 self._expression(axis, number, names) for axis in operand_axes(term.op, operand)
             ]  # fmt: skip
             if isinstance(item, Term):
-                width = self._sizes(item)
-                if width is not None and axes and width != axes[0]:
-                    self.premises.append(f"{width} = {axes[0]}")
-                    self.equal.append((_python(width), _python(axes[0])))
+                for have, axis in zip(self._sizes(item) or (), axes, strict=False):
+                    if have != axis:
+                        self.premises.append(f"{have} = {axis}")
+                        self.equal.append((_python(have), _python(axis)))
             elif item not in self.named:
                 self._variable(term.op, operand, item, axes)
         result = SIZES[term.op].split("->")[1].strip()
         if term.op is Op.PART or "|" in result:
             return None
-        self.widths[term] = self._expression(result, number, names)
+        made = [self._expression(axis, number, names) for axis in result.split(",")]
+        self.widths[term] = tuple(made)
         return self.widths[term]
 
     def _declare(self, name: str, sort: str) -> None:
@@ -205,6 +215,8 @@ class _Statement:
         x, sizes = _identifier(name), " ".join(axes)
         if sort == "Vec":
             self.premises.append(f"length {x} = {sizes}")
+        elif sort == "Quant":
+            self.premises.append(f"quantised {sizes} {x}")
         elif operand.role == "weight" or (operand.role == "state" and len(axes) > 1):
             self.premises.append(f"{'sized' if sort == 'Mat' else 'sized3'} {sizes} {x}")
         elif operand.role == "state":

@@ -11,14 +11,16 @@ import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 from k3tool.compiler.dag import PACKINGS
 from k3tool.compiler.extract import inner_name
 from k3tool.compiler.plan import Fired, Phase, Plan
-from k3tool.compiler.rules import RULES, Rule
+from k3tool.compiler.rules import RULES, Rule, Term
 from k3tool.compiler.statements import PROOFS, STATEMENTS, statement, theorem_name
 from k3tool.errors import ArtifactError
 from k3tool.isa.table import SPECS, Op
+from k3tool.model.operators import record_attrs
 
 STAMP = PROOFS / "proved.json"
 STAMP_SCHEMA = 1
@@ -128,10 +130,12 @@ def _packet_faults(plan: Plan, phase: Phase, index: int, rows: Sequence[int]) ->
     elif rows and not makers:
         yield f"{where}: an op that no rule makes, said to rest on {plan.fired[rows[0]].rule}"
     elif rows:
+        mine = [plan.fired[row] for row in rows if plan.fired[row].rule in makers]
         here = _results(plan, phase, index)
-        if not any(
-            plan.fired[row].rule in makers and here & _places(plan.fired[row]) for row in rows
-        ):
+        if not SPECS[op].outputs:  # written in place: the buffer is all values' that lie in it
+            if not any(_is_made(row, op, phase.packets[index]) for row in mine):
+                yield f"{where}: none of its rule applications makes such an op of these parameters"
+        elif not any(here & _places(row) for row in mine):
             at = ", ".join(sorted(here))
             yield f"{where}: none of its rule applications makes such an op at {at or 'no value'}"
 
@@ -144,12 +148,28 @@ def _results(plan: Plan, phase: Phase, index: int) -> set[str]:
     return {name.removeprefix(f"{phase.name}/") for name in names}
 
 
+def _is_made(row: Fired, op: Op, packet: Any) -> bool:
+    """Return whether an application makes an op of a packet's parameters."""
+    bound = dict(word.split("=", 1) for word in row.binding.split())
+    want = list(record_attrs(SPECS[op], packet).values())
+    return any(
+        [int(bound[a]) if isinstance(a, str) else a for a in term.attrs] == want
+        for right in _rights(row)
+        for term in right.subterms()
+        if term.op is op
+    )
+
+
+def _rights(row: Fired) -> list[Term]:
+    """Return what an application's rule makes; an unknown rule is named by itself."""
+    rules = (rule for rule in RULES if rule.name == row.rule)
+    return [right for rule in rules for _, right in rule.equations]
+
+
 def _places(row: Fired) -> set[str]:
     """Return the values that an application rewrote, and the new ones inside its right sides."""
     roots = row.root.split()
-    rules = (rule for rule in RULES if rule.name == row.rule)  # an unknown one is named by itself
-    rights = (right for rule in rules for _, right in rule.equations)
-    inner = (term for right in rights for term in list(right.subterms())[1:])
+    inner = (term for right in _rights(row) for term in list(right.subterms())[1:])
     return {*roots, *(inner_name(roots[0], term.op) for term in inner)}
 
 

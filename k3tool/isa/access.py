@@ -22,6 +22,7 @@ _PARTS = {
     (Op.ATTN_PART, "blocks"): ("n_blocks", "count"),
     (Op.ATTN_PARTS_8, "blocks"): ("n_blocks", "count"),
     (Op.BLOCK_PUSH, "blocks"): ("index", "index"),
+    (Op.EMBED_PUSH, "blocks"): ("index", "index"),
 }
 # A state is read and written by every op that has it: an attention's cache too, which costs
 # nothing, because its writer is ordered before it anyway.

@@ -44,7 +44,12 @@ class Op(IntEnum):
     # weights on their way into memory, by I/O workers
     LOAD = 1
     EXPERT_FETCH = 2
+    # names that only the graph has: `targets=()` in their rows; no plan and no stream may hold one
     PART = 4
+    DEQUANT_MXFP4 = 5
+    MOE_UP = 6
+    MOE_DOWN = 7
+    ARGMAX_ALL = 8
     # dense products
     EMBED_BF16 = 16
     GEMV_BF16 = 17
@@ -55,6 +60,7 @@ class Op(IntEnum):
     MIX_LINEARS_4 = 22
     MIX_LINEARS_6 = 23
     SITU_GEMV_BLOCKS = 24
+    EMBED_PUSH = 25
     # norms, residual mixing, elementwise
     RMSNORM = 32
     ATTN_RES = 33
@@ -108,6 +114,9 @@ class Op(IntEnum):
     MLA_PAGES = 89
     MLA_MERGE = 90
 
+
+# Ops that read of a weight the rows of the step's token ids, and no others.
+ROW_LOOKUPS = frozenset({Op.EMBED_BF16, Op.EMBED_PUSH})
 
 # Numbers that later steps have a name for: an interpreter traps on them, a table may not use them.
 RESERVED: dict[int, str] = {3: "ROUND_BF16"}
@@ -356,6 +365,10 @@ _ROWS: tuple[OpSpec, ...] = (
     _row(Op.LOAD,              "load:w",                                            "",                                             "block",   1, "weight",     scratch.none,      "w's bytes, from its file to its place in the ring of weights", targets=("cpu",)),
     _row(Op.EXPERT_FETCH,      "scores weight:bias load:w1 load:w3 load:w2",        "top_k:u32:experts n_experts:u32:experts",      "block",   1, "weight",     scratch.fetch,     "the experts of router_topk(scores), from their files to slots of the expert cache", targets=("cpu",)),
     _row(Op.PART,              "group out:y",                                       "index:u32:1",                                  "step",    1, "follow",     scratch.none,      "value index of a group: a name in the graph, no instruction", targets=()),
+    _row(Op.DEQUANT_MXFP4,     "weight:w out:y",                                    "",                                             "step",    1, "weight",     scratch.none,      "y = every expert's matrix in numbers: scale of the block times element; a name in the graph, no instruction", targets=()),
+    _row(Op.MOE_UP,            "z route weight:w out:y",                            "top_k:u32:experts round:flag:1",               "row",     8, "weight",     scratch.none,      "y[t,s,r] = w[expert s][r] . z[t], of matrices in numbers; a name in the graph, no instruction", targets=()),
+    _row(Op.MOE_DOWN,          "x route weight:w2 out:y",                           "top_k:u32:experts x_bf16:flag:1",              "row",     8, "partial",    scratch.none,      "y[t,r] = sum over experts of w_e * (w2[e][r] . x[t,s]), of matrices in numbers; a name in the graph, no instruction", targets=()),
+    _row(Op.ARGMAX_ALL,        "logits out:y",                                      "",                                             "step",    1, "replicated", scratch.none,      "y[t] = (best, lowest index, second best) of the whole vocabulary; a name in the graph, no instruction", targets=()),
     _row(Op.EMBED_BF16,        "weight:table out:y",                                "vocab:u32:rows",                               "column", 16, "replicated", scratch.none,      "y[t] = table[token_id[t]]: a move"),
     _row(Op.GEMV_BF16,         "x weight:w out:y",                                  "K:u32:elements head_only:u32:flag round:flag:1", "row",     8, "weight",     scratch.gemv,      "y[t,r] = rule3(w[r], x[t]); head_only: tokens from head_from on", whole="x"),
     _row(Op.GEMV_BF16_BLOCKS,  "x weight:w out:y",                                  "K:u32:elements n_blocks:u32:blocks x_bf16:flag:1", "row",     8, "partial",    scratch.gemv,      "y[t,r] = tree(rule3 of each of this rank's n_blocks blocks of row r)", whole="x"),
@@ -365,6 +378,7 @@ _ROWS: tuple[OpSpec, ...] = (
     _mix_linears_row(Op.MIX_LINEARS_4, 4, "rows01:u32:rows rows23:u32:rows", "round:flag:1 head_round:flag:1"),
     _mix_linears_row(Op.MIX_LINEARS_6, 6, "rows01:u32:rows rows23:u32:rows rows45:u32:rows"),
     _row(Op.SITU_GEMV_BLOCKS,  "gate up weight:w out:y",                            "K:u32:elements n_blocks:u32:blocks beta:f32:1 linear_beta:f32:1 round:flag:1", "row", 8, "partial", scratch.situ_gemv, "y = gemv_blocks(situ(gate, up); w)", whole="gate up"),
+    _row(Op.EMBED_PUSH,        "weight:table inout:blocks",                         "vocab:u32:rows index:u32:blocks",              "column", 16, "replicated", scratch.none,      "blocks[index] = table[token_id[t]]: a move"),
     _row(Op.RMSNORM,           "x weight:norm out:y",                               "eps:f32:1 round:flag:1",                       "token",   1, "follow",     scratch.none,      "y = (x * (1 / sqrt(ss / width + eps))) * norm", whole="norm"),
     _row(Op.ATTN_RES,          "prefix blocks weight:res_norm weight:res_proj out:y", "n_blocks:u32:blocks eps:f32:1 round:flag:1", "token",   1, "follow",     scratch.attn_res,  "y = softmax-weighted mix of n_blocks finished blocks and the prefix (numerics, AttnRes)", whole="res_norm res_proj"),
     _row(Op.ATTN_RES_NORM,     "prefix blocks weight:res_norm weight:res_proj weight:norm out:y", "n_blocks:u32:blocks eps:f32:1 norm_eps:f32:1 round:flag:1", "token", 1, "follow", scratch.attn_res, "y = rmsnorm(attn_res(prefix, blocks); norm, norm_eps)", whole="res_norm res_proj norm"),

@@ -1,8 +1,10 @@
 """The operator graph of the K3 text model: every layer in primitive ops, collectives included.
 
-Fused ops do not appear here; rewrite rules make them. Collectives are nodes at every TP degree, 1
-included: a sum over ranks of a row-parallel product, or the ranks' shards side by side. The
-formulas are the spec's sections C.1 to C.5; state is updated in place and is an input.
+Fused ops do not appear here; rewrite rules make them. Some forms are no instruction of any target
+(expert matrices in numbers, the choice over the whole vocabulary): rules have to make instructions
+of them. Collectives are nodes at every TP degree, 1 included: a sum over ranks of a row-parallel
+product, or the ranks' shards side by side. The formulas are the spec's sections C.1 to C.5; state
+is updated in place and is an input.
 """
 
 from collections.abc import Mapping
@@ -83,6 +85,10 @@ class _Builder:
     def weight(self, leaf: str) -> int:
         return self.graph.leaf(Leaf.WEIGHT, leaf)
 
+    def experts(self, leaf: str) -> int:
+        """Return one matrix of every expert in numbers; bf16 holds them all, so no mode rounds."""
+        return self.graph.add(Op.DEQUANT_MXFP4, f"{leaf}.numbers", [self.weight(leaf)])
+
     def linear(self, x: int, leaf: str, name: str) -> int:
         weight = self.weight(f"{leaf}.weight")
         return self.graph.add(Op.GEMV_BF16, name, [x, weight], head_only=0, round=self.round)
@@ -147,8 +153,8 @@ class _Builder:
         h = self.mix(prefix, blocks, n_blocks, leaf, f"{leaf}_norm", "output_mix")
         h = self.norm(h, "norm", "norm", "output_norm")
         logits = self.exact_linear(h, "lm_head", "logits", head_only=1)
-        best = add(Op.ARGMAX, "best", [logits])
-        self.graph.outputs = [add(Op.ARGMAX_FOLD, "token", [best])]
+        logits = add(Op.ALL_GATHER, "all_logits", [logits])
+        self.graph.outputs = [add(Op.ARGMAX_ALL, "token", [logits])]
         return self.graph
 
     def layer(self, layer: int, prefix: int, blocks: int, n_blocks: int) -> tuple[int, int, int]:
@@ -248,13 +254,13 @@ class _Builder:
         scale = f32_bits(c.routed_scaling_factor)
         route = add(Op.ROUTER_TOPK, f"{root}.route", [scores, bias], top_k=top_k, scale=scale)
         z = self.linear(h, f"{root}.routed_expert_down_proj", f"{root}.z")
-        w1, w2, w3 = (self.weight(f"{root}.experts.w{i}") for i in (1, 2, 3))
+        w1, w2, w3 = (self.experts(f"{root}.experts.w{i}") for i in (1, 2, 3))
         rounded = {"top_k": top_k, "round": self.round}
-        gate = add(Op.MOE_UP_MXFP4, f"{root}.w1", [z, route, w1], **rounded)
-        up = add(Op.MOE_UP_MXFP4, f"{root}.w3", [z, route, w3], **rounded)
+        gate = add(Op.MOE_UP, f"{root}.w1", [z, route, w1], **rounded)
+        up = add(Op.MOE_UP, f"{root}.w3", [z, route, w3], **rounded)
         e = self.situ(gate, up, f"{root}.act")
         inputs = [e, route, w2]
-        y = add(Op.MOE_DOWN_MXFP4, f"{root}.y.partial", inputs, top_k=top_k, x_bf16=self.round)
+        y = add(Op.MOE_DOWN, f"{root}.y.partial", inputs, top_k=top_k, x_bf16=self.round)
         # Reduced before the norm, which is not linear.
         y = add(Op.ALL_REDUCE, f"{root}.y", [y], round=self.round)
         site = "routed_expert_norm"

@@ -124,6 +124,8 @@ class Graph:
     ) -> tuple[int, Placement]:
         if op is Op.PART:
             return self._part(inputs[0], attrs["index"])
+        if op is Op.DEQUANT_MXFP4:
+            return 0, "replicated"  # as the weight it is made of
         operands = input_operands(op)
         assert len(operands) == len(inputs), f"{op.name}: {len(inputs)} inputs"
         shapes: dict[str, tuple[int, ...]] = {}
@@ -160,8 +162,10 @@ class Graph:
         return result_widths(node.op, sizes)[index], "sharded" if sharded else "replicated"
 
     def weight_of(self, node_id: int) -> WeightLeaf:
-        """Return the weight a node stands for."""
+        """Return the weight a node stands for, itself or in numbers."""
         node = self.nodes[node_id]
+        if node.op is Op.DEQUANT_MXFP4:
+            return self.weight_of(node.inputs[0])
         assert node.op is Leaf.WEIGHT, f"{self.names[node_id]} is no weight"
         return self.weights[str(node.attrs[0][1])]
 

@@ -24,17 +24,22 @@ PART_EXTRA = 16  # words behind the block part's o_B: m_B, s_B, and zeros up to 
 _HEADS = "H*head_dim"
 _MIX = f"prefix:K part:K+{PART_EXTRA} res_norm:K res_proj:1,K norm:K"
 
-# Sizes per operand, then the result's ("|" between several); "," separates axes. Capitals are
-# solved for: H heads, D head size, C channels, R rows, K the summed axis, W a width, V vocabulary,
-# E experts, S columns of one rank's shard. Small names are the node's attributes; tp is the number
-# of ranks (1 when logical).
+# Sizes per operand, then the result's ("|" between several); "," separates axes, of a result too
+# where it is a weight in numbers, which is not solved. Capitals are solved for: H heads, D head
+# size, C channels, R rows, K the summed axis, W a width, V vocabulary, E experts, S columns of one
+# rank's shard. Small names are the node's attributes; tp is the number of ranks (1 when logical).
 # State operands are in place and are not sized here.
 SIZES: dict[Op, str] = {
     Op.NOP: "-> W",
     Op.LOAD: "-> W",  # not solved: no value of the graph; compiler.residency sizes both
     Op.EXPERT_FETCH: "scores:E bias:E -> W",
     Op.PART: "group:W -> W",  # not solved: the group's row says how wide its values are
+    Op.DEQUANT_MXFP4: "w:E,R,K -> E,R,K",
+    Op.MOE_UP: "z:K route:2*top_k w:E,R,K -> top_k*R",
+    Op.MOE_DOWN: "x:top_k*K route:2*top_k w2:E,R,K -> R",
+    Op.ARGMAX_ALL: "logits:V -> 4",
     Op.EMBED_BF16: "table:V,W -> W",
+    Op.EMBED_PUSH: "table:V,W blocks:W -> W",
     Op.GEMV_BF16: "x:K w:R,K -> R",
     Op.GEMV_BF16_BLOCKS: "x:K w:R,K -> R",
     Op.NORM_GEMV_BF16: "x:K norm:K w:R,K -> R",

@@ -212,6 +212,11 @@ def block_push(prefix: Array, blocks: Array | None, *, index: int) -> Array:
     return np.concatenate([below, prefix[None]])
 
 
+def embed_push(table: Array, blocks: Array | None, *, index: int, step: Step) -> Array:
+    """Add the embedded rows to the stack. Shapes: (V, H), (index, T, H) -> (index + 1, T, H)."""
+    return block_push(embed_bf16(table, step=step), blocks, index=index)
+
+
 # -- elementwise -------------------------------------------------------------------------------
 
 
@@ -289,6 +294,11 @@ def argmax(logits: Array, *, vocab_base: int) -> Array:
     rest[rows, index] = -np.inf
     best, second = logits[rows, index], rest.max(axis=-1)
     return np.stack([best, index + float(vocab_base), second, np.zeros(len(logits))], axis=-1)
+
+
+def argmax_all(logits: Array) -> Array:
+    """Pick per token among the whole vocabulary's logits. Shapes: (T, V) -> (T, 4)."""
+    return argmax(logits, vocab_base=0)
 
 
 def argmax_fold(x: Array) -> Array:

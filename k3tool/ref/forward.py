@@ -132,7 +132,7 @@ def needed_nodes(graph: Graph) -> list[int]:
 
 def logits_node(graph: Graph) -> int:
     """Return the node whose value the token is chosen from."""
-    found = {node.inputs[0] for node in graph.nodes if node.op is Op.ARGMAX}
+    found = {node.inputs[0] for node in graph.nodes if node.op in (Op.ARGMAX, Op.ARGMAX_ALL)}
     assert len(found) == 1, f"{len(found)} nodes of logits"
     return found.pop()
 
@@ -143,7 +143,7 @@ def _unit_cols(graph: Graph, node: Node) -> int:
     shapes: dict[str, tuple[int, ...]] = {}
     for name, index in zip(operand_names(SPECS[node.op]), node.inputs, strict=True):
         source = graph.nodes[index]
-        is_weight = source.op is Leaf.WEIGHT
+        is_weight = SPECS[node.op].operand(name).role == "weight"
         shapes[name] = graph.weight_of(index).shape if is_weight else (source.width,)
     attrs = {name: int(value) for name, value in node.attrs}
     width, sizes = solve_sizes(node.op, SPECS[node.op].name, shapes, attrs, tp=1)

@@ -20,7 +20,12 @@ Reference = Callable[..., Any]
 REFERENCE: dict[Op, Reference] = {
     Op.NOP: dense.nop,
     Op.PART: dense.part,
+    Op.DEQUANT_MXFP4: moe.dequant_mxfp4,
+    Op.MOE_UP: moe.moe_up_mxfp4,
+    Op.MOE_DOWN: moe.moe_down_mxfp4,
+    Op.ARGMAX_ALL: dense.argmax_all,
     Op.EMBED_BF16: dense.embed_bf16,
+    Op.EMBED_PUSH: dense.embed_push,
     Op.GEMV_BF16: dense.gemv_bf16,
     Op.GEMV_BF16_BLOCKS: dense.gemv_bf16_blocks,
     Op.NORM_GEMV_BF16: dense.norm_gemv_bf16,

@@ -13,7 +13,7 @@ from k3tool.isa.access import paged_bytes
 from k3tool.isa.columns import spec_of
 from k3tool.isa.stream import Isa
 from k3tool.isa.stream_order import StreamOrder
-from k3tool.isa.table import Op
+from k3tool.isa.table import ROW_LOOKUPS
 from k3tool.runtime.weights import TensorBytes
 
 
@@ -53,7 +53,7 @@ def row_tables(isa: Isa) -> set[int]:
             spec = spec_of(int(row["op"]))
             assert spec is not None, row["op"]
             read = set(spec.handles(row["handles"].tolist()))
-            (tables if spec.op is Op.EMBED_BF16 else others).update(read)
+            (tables if spec.op in ROW_LOOKUPS else others).update(read)
     return {h for h in tables - others if isa.tensors[h].is_weight}
 
 

@@ -8,7 +8,7 @@
 #define K3_CANDIDATE_WORDS 4
 #define K3_RUN_SHIFT 8
 #define K3_LOAD_BLOCK_BYTES 1048576
-#define K3_ISA_HASH "37930ef2cfa7bd0e413496b8e98a14dac9f3364b8e15a0d678aee040d0c23dbd"
+#define K3_ISA_HASH "0803e9de10e9fa32c90fef2f0aa8117eb659ec06ca87f5a3e4841a696278779d"
 
 /* nothing */
 #define K3_OP_NOP 0
@@ -156,6 +156,13 @@
 #define K3_SITU_GEMV_BLOCKS_BETA 2 /* param: f32, 1 */
 #define K3_SITU_GEMV_BLOCKS_LINEAR_BETA 3 /* param: f32, 1 */
 #define K3_SITU_GEMV_BLOCKS_ROUND 16u /* flag */
+
+/* blocks[index] = table[token_id[t]]: a move */
+#define K3_OP_EMBED_PUSH 25
+#define K3_EMBED_PUSH_TABLE 0 /* handle: weight */
+#define K3_EMBED_PUSH_BLOCKS 1 /* handle: inout */
+#define K3_EMBED_PUSH_VOCAB 0 /* param: u32, rows */
+#define K3_EMBED_PUSH_INDEX 1 /* param: u32, blocks */
 
 /* y = (x * (1 / sqrt(ss / width + eps))) * norm */
 #define K3_OP_RMSNORM 32
@@ -630,6 +637,7 @@
   X(MIX_LINEARS_4, mix_linears_4) \
   X(MIX_LINEARS_6, mix_linears_6) \
   X(SITU_GEMV_BLOCKS, situ_gemv_blocks) \
+  X(EMBED_PUSH, embed_push) \
   X(RMSNORM, rmsnorm) \
   X(ATTN_RES, attn_res) \
   X(ATTN_RES_NORM, attn_res_norm) \
@@ -688,6 +696,7 @@
   X(MIX_LINEARS_4, mix_linears_4) \
   X(MIX_LINEARS_6, mix_linears_6) \
   X(SITU_GEMV_BLOCKS, situ_gemv_blocks) \
+  X(EMBED_PUSH, embed_push) \
   X(RMSNORM, rmsnorm) \
   X(ATTN_RES, attn_res) \
   X(ATTN_RES_NORM, attn_res_norm) \
@@ -744,6 +753,7 @@
   X(MIX_LINEARS_4, mix_linears_4) \
   X(MIX_LINEARS_6, mix_linears_6) \
   X(SITU_GEMV_BLOCKS, situ_gemv_blocks) \
+  X(EMBED_PUSH, embed_push) \
   X(RMSNORM, rmsnorm) \
   X(ATTN_RES, attn_res) \
   X(ATTN_RES_NORM, attn_res_norm) \
@@ -800,6 +810,7 @@
   X(MIX_LINEARS_4, mix_linears_4) \
   X(MIX_LINEARS_6, mix_linears_6) \
   X(SITU_GEMV_BLOCKS, situ_gemv_blocks) \
+  X(EMBED_PUSH, embed_push) \
   X(RMSNORM, rmsnorm) \
   X(ATTN_RES, attn_res) \
   X(ATTN_RES_NORM, attn_res_norm) \
@@ -856,6 +867,7 @@
   X(MIX_LINEARS_4, mix_linears_4) \
   X(MIX_LINEARS_6, mix_linears_6) \
   X(SITU_GEMV_BLOCKS, situ_gemv_blocks) \
+  X(EMBED_PUSH, embed_push) \
   X(RMSNORM, rmsnorm) \
   X(ATTN_RES, attn_res) \
   X(ATTN_RES_NORM, attn_res_norm) \
@@ -912,6 +924,7 @@
   X(MIX_LINEARS_4, mix_linears_4) \
   X(MIX_LINEARS_6, mix_linears_6) \
   X(SITU_GEMV_BLOCKS, situ_gemv_blocks) \
+  X(EMBED_PUSH, embed_push) \
   X(RMSNORM, rmsnorm) \
   X(ATTN_RES, attn_res) \
   X(ATTN_RES_NORM, attn_res_norm) \

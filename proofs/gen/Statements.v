@@ -5,6 +5,57 @@ From K3 Require Import Arith Lists Semantics.
 Section Statements.
   Context {A : Arith} {St : Step}.
 
+  (* dequant-up-fuse *)
+  Definition stmt_dequant_up_fuse : Prop :=
+    forall (K_0 E_0 R_0 E_1 R_1 K_1 K_2 E_2 R_2 : nat) (k : nat) (round : nat) (z : Mat) (route : Route) (w : Quant),
+    0 < k ->
+    sized n_tokens K_0 z ->
+    routed n_tokens (2*k)%nat route ->
+    quantised E_1 R_1 K_1 w ->
+    E_1 = E_0 ->
+    R_1 = R_0 ->
+    K_1 = K_0 ->
+    sized n_tokens K_2 z ->
+    quantised E_2 R_2 K_2 w ->
+    (sem_MOE_UP z route (sem_DEQUANT_MXFP4 w) k round) =
+    (sem_MOE_UP_MXFP4 z route w k round).
+
+  (* dequant-down-fuse *)
+  Definition stmt_dequant_down_fuse : Prop :=
+    forall (K_0 E_0 R_0 E_1 R_1 K_1 K_2 E_2 R_2 : nat) (k : nat) (x_bf16 : nat) (x : Mat) (route : Route) (w2 : Quant),
+    0 < k ->
+    sized n_tokens (k*K_0)%nat x ->
+    routed n_tokens (2*k)%nat route ->
+    quantised E_1 R_1 K_1 w2 ->
+    E_1 = E_0 ->
+    R_1 = R_0 ->
+    K_1 = K_0 ->
+    sized n_tokens (k*K_2)%nat x ->
+    quantised E_2 R_2 K_2 w2 ->
+    (sem_MOE_DOWN x route (sem_DEQUANT_MXFP4 w2) k x_bf16) =
+    (sem_MOE_DOWN_MXFP4 x route w2 k x_bf16).
+
+  (* argmax-fold-fuse *)
+  Definition stmt_argmax_fold_fuse : Prop :=
+    forall (V_0 S_1 V_3 : nat) (logits : Stack),
+    Forall (sized n_tokens S_1) logits ->
+    (ranks*S_1)%nat = V_0 ->
+    ordered ->
+    Forall (sized n_tokens V_3) logits ->
+    (sem_ARGMAX_ALL (sem_ALL_GATHER logits)) =
+    (sem_ARGMAX_FOLD (sem_ARGMAX logits)).
+
+  (* embed-block-fuse *)
+  Definition stmt_embed_block_fuse : Prop :=
+    forall (W_0 V_1 W_1 V_2 W_2 : nat) (index : nat) (table : Mat) (blocks : Stack),
+    sized V_1 W_1 table ->
+    W_1 = W_0 ->
+    Forall (sized n_tokens W_0) blocks ->
+    sized V_2 W_2 table ->
+    Forall (sized n_tokens W_2) blocks ->
+    (sem_BLOCK_PUSH (sem_EMBED_BF16 table) blocks index) =
+    (sem_EMBED_PUSH table blocks index).
+
   (* norm-linear-fuse *)
   Definition stmt_norm_linear_fuse : Prop :=
     forall (K_0 W_1 R_0 K_2 R_2 : nat) (head : nat) (round : nat) (eps : F) (norm_round : nat) (x : Mat) (norm : Vec) (w : Mat),
@@ -67,18 +118,18 @@ Section Statements.
 
   (* moe-situ-fuse *)
   Definition stmt_moe_situ_fuse : Prop :=
-    forall (W_0 K_1 E_1 R_1 K_2 E_2 R_2 K_3 E_3 R_3 : nat) (beta : F) (linear : F) (round : nat) (k : nat) (z : Mat) (route : Route) (w1 : Stack) (w3 : Stack),
+    forall (W_0 K_1 E_1 R_1 K_2 E_2 R_2 K_3 E_3 R_3 : nat) (beta : F) (linear : F) (round : nat) (k : nat) (z : Mat) (route : Route) (w1 : Quant) (w3 : Quant),
     0 < k ->
     sized n_tokens K_1 z ->
     routed n_tokens (2*k)%nat route ->
-    sized3 E_1 R_1 K_1 w1 ->
+    quantised E_1 R_1 K_1 w1 ->
     (k*R_1)%nat = W_0 ->
     sized n_tokens K_2 z ->
-    sized3 E_2 R_2 K_2 w3 ->
+    quantised E_2 R_2 K_2 w3 ->
     (k*R_2)%nat = W_0 ->
     sized n_tokens K_3 z ->
-    sized3 E_3 R_3 K_3 w1 ->
-    sized3 E_3 R_3 K_3 w3 ->
+    quantised E_3 R_3 K_3 w1 ->
+    quantised E_3 R_3 K_3 w3 ->
     (sem_SITU (sem_MOE_UP_MXFP4 z route w1 k round) (sem_MOE_UP_MXFP4 z route w3 k round) beta linear round) =
     (sem_MOE_GLU_MXFP4 z route w1 w3 k beta linear round).
 
@@ -326,33 +377,33 @@ Section Statements.
 
   (* topk-glu-fuse *)
   Definition stmt_topk_glu_fuse : Prop :=
-    forall (K_0 E_1 E_0 R_0 K_2 E_2 R_2 : nat) (k : nat) (beta : F) (linear : F) (round : nat) (z : Mat) (scale : F) (scores : Mat) (bias : Vec) (w1 : Stack) (w3 : Stack),
+    forall (K_0 E_1 E_0 R_0 K_2 E_2 R_2 : nat) (k : nat) (beta : F) (linear : F) (round : nat) (z : Mat) (scale : F) (scores : Mat) (bias : Vec) (w1 : Quant) (w3 : Quant),
     0 < k ->
     sized n_tokens K_0 z ->
     sized n_tokens E_1 scores ->
     length bias = E_1 ->
-    sized3 E_0 R_0 K_0 w1 ->
-    sized3 E_0 R_0 K_0 w3 ->
+    quantised E_0 R_0 K_0 w1 ->
+    quantised E_0 R_0 K_0 w3 ->
     sized n_tokens K_2 z ->
     sized n_tokens E_2 scores ->
     length bias = E_2 ->
-    sized3 E_2 R_2 K_2 w1 ->
-    sized3 E_2 R_2 K_2 w3 ->
+    quantised E_2 R_2 K_2 w1 ->
+    quantised E_2 R_2 K_2 w3 ->
     (sem_MOE_GLU_MXFP4 z (sem_ROUTER_TOPK scores bias k scale) w1 w3 k beta linear round) =
     (sem_MOE_GLU_TOPK z scores bias w1 w3 k beta linear round).
 
   (* topk-down-fuse *)
   Definition stmt_topk_down_fuse : Prop :=
-    forall (K_0 E_1 E_0 R_0 K_2 E_2 R_2 : nat) (k : nat) (x_bf16 : nat) (x : Mat) (scale : F) (scores : Mat) (bias : Vec) (w2 : Stack),
+    forall (K_0 E_1 E_0 R_0 K_2 E_2 R_2 : nat) (k : nat) (x_bf16 : nat) (x : Mat) (scale : F) (scores : Mat) (bias : Vec) (w2 : Quant),
     0 < k ->
     sized n_tokens (k*K_0)%nat x ->
     sized n_tokens E_1 scores ->
     length bias = E_1 ->
-    sized3 E_0 R_0 K_0 w2 ->
+    quantised E_0 R_0 K_0 w2 ->
     sized n_tokens (k*K_2)%nat x ->
     sized n_tokens E_2 scores ->
     length bias = E_2 ->
-    sized3 E_2 R_2 K_2 w2 ->
+    quantised E_2 R_2 K_2 w2 ->
     (sem_MOE_DOWN_MXFP4 x (sem_ROUTER_TOPK scores bias k scale) w2 k x_bf16) =
     (sem_MOE_DOWN_TOPK x scores bias w2 k scale x_bf16).
 

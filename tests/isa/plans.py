@@ -13,6 +13,10 @@ from k3tool.isa.columns import GATE, PACKET_DIGEST, PACKET_REARM, WAIT_DTYPE, em
 from k3tool.isa.table import ALL_PHASES, SPECS, Op
 
 H, V, RANKS, WORKGROUPS = 64, 128, 2, 4
+MADE_BY = ("reduce-residual-fuse", "argmax-fold-fuse")
+RULE_OF = {
+    Op.ALL_REDUCE_ADD: MADE_BY[0], Op.ARGMAX: MADE_BY[1], Op.ARGMAX_FOLD: MADE_BY[1],
+}  # fmt: skip
 # Bytes of the peer segment that hold candidates in both phases: were they anything else in one of
 # them, a fast rank's next step would overwrite what a slow one still folds.
 CANDIDATES = 256  # three rows of 16, and the next buffer on its alignment
@@ -32,7 +36,7 @@ def tensors(phase: str, tokens: int) -> list[Tensor]:
         own("y", "arena", (tokens, H), 2 * row),
         own("r", "arena", (tokens, H), row),
         own("part", "peer", (tokens, H), CANDIDATES),
-        own("cand", "peer", (tokens, 4), 0),
+        own("token.argmax", "peer", (tokens, 4), 0),
         own("logits", "logits", (tokens, V // RANKS)),
         own("token", "output", (tokens, 4)),
     ]
@@ -65,8 +69,8 @@ def phase(name: str, tokens: int, handle: dict[str, int]) -> Phase:
         (Op.ALL_REDUCE_ADD, "x part y", [], (H // 16, H, 16, 1), [2], None),
         (Op.RMSNORM, "y norm r", [eps], (tokens, H, 0, 1), [3], None),
         (Op.GEMV_BF16, "r lm_head logits", [H, 1], (V // RANKS, V // RANKS, 1, 8), [4], None),
-        (Op.ARGMAX, "logits cand", [V // RANKS, V // RANKS], (1, 4, 0, 1), [5], 1),
-        (Op.ARGMAX_FOLD, "cand token", [], (1, 4, 0, 1), [6], None),
+        (Op.ARGMAX, "logits token.argmax", [V // RANKS, V // RANKS], (1, 4, 0, 1), [5], 1),
+        (Op.ARGMAX_FOLD, "token.argmax token", [], (1, 4, 0, 1), [6], None),
     ]
     packets, waits = empty_packets(len(rows)), []
     for index, (op, operands, params, shape, after, gate) in enumerate(rows):
@@ -84,8 +88,10 @@ def phase(name: str, tokens: int, handle: dict[str, int]) -> Phase:
             row["flags"] |= PACKET_DIGEST
         row["wait_ofs"], row["n_waits"] = len(waits), len(after)
         waits += [(packets["counter"][p], packets["threshold"][p]) for p in after]
-    own = (ALL_PHASES.index(name),)
-    made_by = tuple(own if row[0] is Op.ALL_REDUCE_ADD else () for row in rows)
+    made_by = tuple(
+        (2 * ALL_PHASES.index(name) + MADE_BY.index(rule),) if rule else ()
+        for rule in (RULE_OF.get(row[0]) for row in rows)
+    )
     row_bytes = 4 * H * tokens
     return Phase(name, tokens, packets, np.array(waits, WAIT_DTYPE), made_by, 2, 3 * row_bytes,
                  row_bytes + CANDIDATES, len(rows), len(rows))  # fmt: skip
@@ -99,8 +105,13 @@ def plan() -> Plan:
     params = {"tp": RANKS, "target": "cpu", "workgroups": WORKGROUPS, "chunk": 3, "batch": 1,
               "ctx": 4096, "checkpoint_identity": "", "numerics": {"mode": "f32", "version": 1},
               "eps": {}, "rules_off": []}  # fmt: skip
-    rule = next(rule for rule in RULES if rule.name == "reduce-residual-fuse")
-    params["theorems"] = {rule.name: theorem_hash(rule)}
-    fired = tuple(Fired(rule.name, f"{name}.y", f"residual={name}.x x={name}.part", True)
-                  for name in ALL_PHASES)  # fmt: skip
+    params["theorems"] = {rule.name: theorem_hash(rule) for rule in RULES if rule.name in MADE_BY}
+    fired = tuple(
+        Fired(rule, f"{name}.{root}", binding.replace("@", f"{name}."), True)
+        for name in ALL_PHASES
+        for rule, root, binding in (
+            (MADE_BY[0], "y", "residual=@x x=@part"),
+            (MADE_BY[1], "token", "logits=@logits"),
+        )
+    )
     return Plan(table, phases, params, fired)

@@ -122,6 +122,10 @@ def products() -> list[Case]:
              {"x": x, "gate": W, "up": UP}, "y", (T, 21)),
         Case(Op.EMBED_BF16, 40, 40, 1, {"vocab": 30}, {"table": table},
              {"table": rule3.bf16(table)}, "y", (T, 40), tokens=lambda: Tokens(T, ids=ids)),
+        Case(Op.EMBED_PUSH, 40, 40, 1, {"vocab": 30, "index": 1},
+             {"table": table, "blocks": np.zeros((3, T, 40), np.float32)},
+             {"table": rule3.bf16(table), "blocks": np.zeros((1, T, 40), np.float32)},
+             "blocks", (3, T, 40), tokens=lambda: Tokens(T, ids=ids)),
     ]  # fmt: skip
 
 
@@ -402,6 +406,8 @@ FAMILIES = (
     pages, mixture_of_own_choice,
 )  # fmt: skip
 CASES = {case.op: case for family in FAMILIES for case in family()}
-WITHOUT_CASE = {Op.NOP, Op.PART, Op.ARGMAX, Op.ARGMAX_FOLD}  # no numbers, or tests of their own
+# No numbers, no instruction, or tests of their own.
+WITHOUT_CASE = {op for op, spec in SPECS.items() if not spec.is_emitted}
+WITHOUT_CASE |= {Op.NOP, Op.ARGMAX, Op.ARGMAX_FOLD}
 LOADS = {op for op, spec in SPECS.items() if spec.is_load}  # no numbers: tests/runtime has them
 assert set(CASES) | WITHOUT_CASE | LOADS == set(SPECS)

@@ -15,12 +15,13 @@ from k3tool.isa.table import CANDIDATE_WORDS, SPECS, Op
 from k3tool.ref.formats import Step
 from k3tool.ref.ops import REFERENCE, keyword_names, operand_names, returns_state
 from tests.kernels.bodies import Tokens
-from tests.kernels.op_cases import CASES, RANKS, TOP_K, Case, H, T, dense
+from tests.kernels.op_cases import CASES, RANKS, TOP_K, Case, T, dense
 
 FILL = np.float32(6e6)
 OPS = sorted(CASES)
 SLICED = [op for op in OPS if SPECS[op].unit != "step"]
-BY_TOKEN = [op for op in OPS if not SPECS[op].is_collective and op != Op.BLOCK_PUSH]
+PUSHES = (Op.BLOCK_PUSH, Op.EMBED_PUSH)
+BY_TOKEN = [op for op in OPS if not SPECS[op].is_collective and op not in PUSHES]
 
 
 def ids(op):
@@ -115,8 +116,8 @@ def test_body_means_what_the_reference_says(bodies, op):
     if op == Op.ROUTER_TOPK:
         assert np.array_equal(got[:, :TOP_K], want[:, :TOP_K].astype(np.uint32))
         got, want = got[:, TOP_K:], want[:, TOP_K:]
-    if op == Op.BLOCK_PUSH:
-        got, want = got[:2], np.concatenate([np.zeros((1, T, H)), want[1:]])
+    if op in PUSHES:
+        got, want = got[:2], np.concatenate([np.zeros((1, *want.shape[1:])), want[1:]])
     if op == Op.MLA_CACHE:
         got = got[[5, 2, 7]].reshape(-1, got.shape[-1])[: len(want)]
     assert_close(got, want.reshape(got.shape))
@@ -308,9 +309,9 @@ def execute_fault(bodies, case, stored, tokens=None, **more):
 
 
 def test_out_of_range_is_a_fault(bodies):
-    case = CASES[Op.EMBED_BF16]
-    tokens = Tokens(T, ids=np.array([0, 1, 30, 2, 3], np.uint32))
-    assert execute_fault(bodies, case, case.stored, tokens) == RANGE << 32 | 2
+    for op in (Op.EMBED_BF16, Op.EMBED_PUSH):
+        tokens = Tokens(T, ids=np.array([0, 1, 30, 2, 3], np.uint32))
+        assert execute_fault(bodies, CASES[op], CASES[op].stored, tokens) == RANGE << 32 | 2
     for op in (Op.MLA_CACHE, Op.MLA_ATTEND, Op.MLA_HEADS, Op.MLA_PAGES, Op.MLA_MERGE):
         case = CASES[op]
         tokens = replace(case.tokens(), first=3 * 256 - 2)

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from k3tool.compiler.rules import RULES
+from k3tool.compiler.rules import FUSIONS
 from k3tool.runtime.interpreter import load
 from k3tool.runtime.run import RunResult
 from tests.conftest import SAMPLE_WIDE
@@ -16,7 +16,6 @@ from tests.oracle.conftest import digest
 from tests.oracle.gate import distance
 
 GEN = 6
-RULE_NAMES = tuple(rule.name for rule in RULES)
 # Not the reference point of any line below: every variant differs from it in something.
 BASE: dict[str, Any] = {"tp": 1, "threads": 1, "leaves": "scalar", "workgroups": 8}
 
@@ -30,14 +29,14 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "token-by-token": {"prefill": "decode"},
     "2-workgroups": {"workgroups": 2},
     "256-workgroups": {"workgroups": 256, "threads": 2},
-    "no-rules": {"without": RULE_NAMES},
+    "no-rules": {"without": FUSIONS},
     "long-context": {"ctx": 2048},
 }
 SPLITS: dict[str, dict[str, Any]] = {
     "tp-2": {"tp": 2, "leaves": "auto"},
     "tp-4": {"tp": 4, "leaves": "auto"},
     "tp-8": {"tp": 8, "leaves": "auto"},
-    "tp-8-unfused-in-chunks": {"tp": 8, "leaves": "avx2", "chunk": 3, "without": RULE_NAMES},
+    "tp-8-unfused-in-chunks": {"tp": 8, "leaves": "avx2", "chunk": 3, "without": FUSIONS},
     "tp-4-token-by-token": {"tp": 4, "threads": 2, "workgroups": 256, "prefill": "decode"},
     "tp-2-scalar": {"tp": 2, "workgroups": 2, "chunk": 7},
 }
@@ -79,7 +78,7 @@ def test_one_hash(
     assert digest(result) == base(name)
 
 
-@pytest.mark.parametrize("rule", RULE_NAMES)
+@pytest.mark.parametrize("rule", FUSIONS)
 def test_any_rule_may_be_off(engine: Engine, base: Callable[[str], str], rule: str) -> None:
     assert digest(engine("tiny_tp8", "p40", gen=GEN, **BASE, without=(rule,))) == base("tiny_tp8")
 

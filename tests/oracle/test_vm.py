@@ -13,7 +13,7 @@ from k3tool.checkpoint.shard_writer import shard_checkpoint
 from k3tool.checkpoint.shards import Shards
 from k3tool.compiler.compile import compile_plan
 from k3tool.compiler.plan import save_plan
-from k3tool.compiler.rules import RULES
+from k3tool.compiler.rules import FUSIONS
 from k3tool.isa.columns import Columns
 from k3tool.isa.emit import emit
 from k3tool.isa.stream import Isa, load_isa, save_isa
@@ -28,7 +28,6 @@ from tests.oracle.gate import MAX_DIFFERENCE_FLOAT64
 Gold = Callable[[str], dict[str, np.ndarray]]
 Prompts = Callable[[str], dict[str, list[int]]]
 Ranks = Callable[[str, int], list[Checkpoint]]
-ALL_RULES = tuple(rule.name for rule in RULES)
 CHUNK, N_STEPS = 4, 3
 
 
@@ -79,10 +78,10 @@ def expected(gold: dict[str, np.ndarray], prompt: str) -> tuple[list[int], np.nd
     ("name", "tp", "without"),
     [
         ("tiny13", 1, ()),
-        ("tiny13", 1, ALL_RULES),
+        ("tiny13", 1, FUSIONS),
         ("tiny_tp8", 2, ()),
         ("tiny_tp8", 8, ()),
-        ("tiny_tp8", 8, ALL_RULES),
+        ("tiny_tp8", 8, FUSIONS),
     ],
 )
 def test_the_stream_means_the_model(
@@ -97,7 +96,7 @@ def test_the_stream_means_the_model(
     assert np.abs(found - logits).max() <= MAX_DIFFERENCE_FLOAT64
 
 
-@pytest.mark.parametrize(("tp", "without"), [(2, ()), (8, ()), (8, ALL_RULES)])
+@pytest.mark.parametrize(("tp", "without"), [(2, ()), (8, ()), (8, FUSIONS)])
 def test_a_stream_of_mode_bf16_means_the_graph_that_rounds(
     ranks: Ranks, oracle: Callable[[str], Path], prompts: Prompts, tmp_path: Path, tp: int,
     without: tuple[str, ...],

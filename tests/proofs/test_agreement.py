@@ -80,6 +80,14 @@ SLIPS = [
     ("rnd rd (v + rnd rd (fst q + rnd rd (snd q)))", "rnd rd (v + rnd rd (fst q + snd q))",
      Op.REDUCE_GATHER_ADD),
     ("Nat.leb head_from t", "Nat.ltb head_from t", Op.GEMV_BF16),
+    ("scale * c * v", "c * v", Op.MOE_UP_MXFP4),
+    ("qdot row' (skipn n x)", "qdot row' x", Op.MOE_GLU_TOPK),
+    ("candidate (r * length row) row", "candidate 0 row", Op.ARGMAX),
+    ("let win := if wins then b else a in let lose := if wins then a else b in",
+     "let win := if wins then b else a in let lose := win in", Op.ARGMAX_FOLD),
+    ("prefix :: skipn (S index) blocks", "prefix :: skipn index blocks", Op.BLOCK_PUSH),
+    ("mapi (fun t _ => nth (token_id t) table [])", "mapi (fun t _ => nth t table [])",
+     Op.EMBED_PUSH),
 ]  # fmt: skip
 
 

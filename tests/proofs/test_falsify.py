@@ -82,7 +82,11 @@ def choose(k: int, scores: list[float], bias: list[float]) -> list[int]:
     return sorted(sorted(range(len(scores)), key=lambda i: (-adjusted[i], i))[:k])
 
 
-FLOATS = Algebra(math.exp, math.tanh, math.sqrt, lambda x: x, max, choose, 1e-20)
+def above(a: float, b: float, x: float, y: float) -> float:
+    return x if a > b else y
+
+
+FLOATS = Algebra(math.exp, math.tanh, math.sqrt, lambda x: x, max, choose, above, 1e-20, -math.inf)
 
 
 def arrays(*shapes: tuple[int, ...]) -> list[np.ndarray]:
@@ -167,6 +171,9 @@ def test_experts_are_the_references() -> None:
         ROWS, (T, E), (E,), (E, R, K), (E, R, K), (T, TOP * K), (E, R, K)
     )
     lists = {name: v.tolist() for name, v in locals().items()}
+    lists |= {
+        name: [[[(1.0, row)] for row in e] for e in lists[name]] for name in ("w1", "w3", "w2")
+    }
     got = MEANINGS[Op.MOE_GLU_TOPK](
         FLOATS, *(lists[name] for name in ("z", "scores", "bias", "w1", "w3")), TOP, 4.0, 25.0, 0
     )
@@ -179,6 +186,32 @@ def test_experts_are_the_references() -> None:
     )
     want = REFERENCE[Op.MOE_DOWN_TOPK](x, scores, bias, list(w2), top_k=TOP, scale=2.5)
     np.testing.assert_allclose(np.sum(got, axis=0), want, rtol=1e-12)
+
+
+def test_stored_experts_are_the_references() -> None:
+    """One block of scale 1 a row: the numbers are the elements."""
+    z, w, x, w2 = arrays(ROWS, (E, R, K), (T, TOP * K), (E, R, K))
+    route = np.array([[0, 2, 0.3, 0.7], [1, 4, 0.5, 0.5], [2, 3, 0.1, 0.9]])
+    pairs = [[(int(row[i]), row[TOP + i]) for i in range(TOP)] for row in route]
+    stored, stored2 = ([[[(1.0, row)] for row in e] for e in m.tolist()] for m in (w, w2))
+    got = MEANINGS[Op.MOE_UP_MXFP4](FLOATS, z.tolist(), pairs, stored, TOP, 0)
+    np.testing.assert_allclose(got, REFERENCE[Op.MOE_UP](z, route, list(w)), rtol=1e-12)
+    got = MEANINGS[Op.MOE_DOWN_MXFP4](FLOATS, x.tolist(), pairs, stored2, TOP, 0)
+    want = REFERENCE[Op.MOE_DOWN](x, route, list(w2))
+    np.testing.assert_allclose(np.sum(got, axis=0), want, rtol=1e-12)
+
+
+def test_the_choice_is_the_references() -> None:
+    (logits,) = arrays((T, 2 * K))
+    logits[1, 3] = logits[1, K + 2] = 9.0  # a tie across ranks: the lower index
+    shares = logits.reshape(T, 2, K).transpose(1, 0, 2)
+    want = REFERENCE[Op.ARGMAX_ALL](logits)
+    assert want[1, 1] == 3
+    candidates = MEANINGS[Op.ARGMAX](FLOATS, shares.tolist())
+    np.testing.assert_array_equal(MEANINGS[Op.ARGMAX_FOLD](FLOATS, candidates), want)
+    np.testing.assert_array_equal(MEANINGS[Op.ARGMAX_ALL](FLOATS, logits.tolist()), want)
+    ranks = [REFERENCE[Op.ARGMAX](share, vocab_base=r * K) for r, share in enumerate(shares)]
+    np.testing.assert_array_equal(candidates, ranks)
 
 
 def test_the_algebra_of_symbols_has_every_function_free() -> None:

@@ -179,10 +179,20 @@ def test_an_application_that_is_not_in_the_plan_is_refused(plan: Plan) -> None:
 
 
 def test_a_primitive_op_that_claims_a_rule_is_refused(plan: Plan) -> None:
-    packet = _fused(plan, Op.ARGMAX)
+    packet = _fused(plan, Op.EMBED_BF16)
     used = next(i for i, row in enumerate(plan.fired) if row.used)
     _, faults = prove_fired(_made_by(plan, packet, (used,)))
-    assert faults[0].startswith(f"decode packet {packet} ARGMAX: an op that no rule makes")
+    assert faults[0].startswith(f"decode packet {packet} EMBED_BF16: an op that no rule makes")
+
+
+def test_an_op_in_place_is_made_of_its_parameters(plan: Plan) -> None:
+    packet = _fused(plan, Op.EMBED_PUSH)
+    assert not prove_fired(plan)[1], "the control"
+    (row,) = plan.phases["decode"].made_by[packet]
+    fired = list(plan.fired)
+    fired[row] = fired[row]._replace(binding=fired[row].binding.replace("index=0", "index=1"))
+    _, faults = prove_fired(replace(plan, fired=tuple(fired)))
+    assert f"packet {packet} EMBED_PUSH: none of its rule applications makes" in faults[0]
 
 
 def test_a_plan_of_other_theorems_is_refused(plan: Plan) -> None:

@@ -154,6 +154,35 @@ WRONG_RULES: tuple[Rule, ...] = (
         ),
         where=("(SCALE y :factor other)",),
     ),
+    make_rule(
+        "multiplies-by-the-numbers-of-another-matrix",
+        (
+            "(MOE_UP z route (DEQUANT_MXFP4 w) :top_k k)",
+            "(MOE_UP_MXFP4 z route other :top_k k)",
+        ),
+        where=("(DEQUANT_MXFP4 other)",),
+    ),
+    make_rule(
+        "adds-experts-of-another-route",
+        (
+            "(MOE_DOWN x route (DEQUANT_MXFP4 w2) :top_k k)",
+            "(MOE_DOWN_MXFP4 x other w2 :top_k k)",
+        ),
+        where=("(MOE_DOWN x other (DEQUANT_MXFP4 w2) :top_k k)",),
+    ),
+    make_rule(
+        "folds-the-choice-of-other-logits",
+        ("(ARGMAX_ALL (ALL_GATHER logits))", "(ARGMAX_FOLD (ARGMAX other))"),
+        where=("(ALL_GATHER other)",),
+    ),
+    make_rule(
+        "folds-what-was-not-gathered",
+        ("(ARGMAX_ALL (ALL_REDUCE logits))", "(ARGMAX_FOLD (ARGMAX logits))"),
+    ),
+    make_rule(
+        "embeds-into-another-block",
+        ("(BLOCK_PUSH (EMBED_BF16 table) blocks :index 1)", "(EMBED_PUSH table blocks :index 0)"),
+    ),
     # Mode bf16: the points where values round may not move, come or go.
     make_rule(
         "adds-in-another-order-across-a-rounding-point",
@@ -169,6 +198,13 @@ WRONG_RULES: tuple[Rule, ...] = (
             "(ALL_REDUCE_ADD residual x :round round)",
         ),
         where=("(ALL_REDUCE y :round reduced)",),
+    ),
+    make_rule(
+        "rounds-a-product-of-numbers",
+        (
+            "(MOE_UP z route (DEQUANT_MXFP4 w) :top_k k)",
+            "(MOE_UP_MXFP4 z route w :top_k k :round 1)",
+        ),
     ),
     make_rule(
         "rounds-where-nothing-did",

@@ -1,6 +1,6 @@
 """What ops compute with: numbers of any algebra, in rows, matrices and stacks that are lists."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -8,6 +8,7 @@ Number = Any  # float, Fraction or a solver's term
 Vec = list[Number]
 Mat = list[Vec]
 Stack = list[Mat]
+Quant = list[list[list[tuple[Number, Vec]]]]  # expert, row, block: a scale and its elements
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,9 +16,10 @@ class Algebra:
     """Functions that nothing is assumed about, and what a run decides.
 
     `round` is what mode bf16 does to a value at a rounding point, which an op's flag switches on.
-    `choose(k, scores, bias)` returns the ids of experts, ascending. `ranks` share row-parallel
-    products; head-only linears compute tokens from `head_from` on; latent attention takes
-    `page_tokens` positions at a time.
+    `choose(k, scores, bias)` returns the ids of experts, ascending. `above(a, b, x, y)` is x where
+    a > b, else y; `low` is below every number. `ranks` share row-parallel products; head-only
+    linears compute tokens from `head_from` on; latent attention takes `page_tokens` positions at a
+    time; `token_ids` are the step's.
     """
 
     exp: Callable[[Number], Number]
@@ -26,10 +28,13 @@ class Algebra:
     round: Callable[[Number], Number]
     largest: Callable[[Number, Number], Number]
     choose: Callable[[int, Vec, Vec], list[int]]
+    above: Callable[[Number, Number, Number, Number], Number]
     tiny: Number
+    low: Number
     ranks: int = 2
     head_from: int = 1
     page_tokens: int = 2
+    token_ids: Sequence[int] = ()
 
     def rnd(self, flag: int, x: Number) -> Number:
         """Return a number behind a rounding point."""
@@ -59,6 +64,11 @@ def total(row: Vec) -> Number:
 def dot(w: Vec, x: Vec) -> Number:
     """Return the product of two rows."""
     return total([a * b for a, b in zip(w, x, strict=True)])
+
+
+def numbers(w: Quant) -> Stack:
+    """Return expert matrices in numbers: every element times its block's scale."""
+    return [[[s * x for s, block in row for x in block] for row in expert] for expert in w]
 
 
 def matvec(a: Algebra, rd: int, w: Mat, x: Vec) -> Vec:

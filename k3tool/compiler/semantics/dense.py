@@ -29,6 +29,14 @@ def _linear(a: Algebra, x: Mat, w: Mat, head: int, rd: int) -> Mat:
     return [matvec(a, rd, w, r) if not head or t >= a.head_from else [] for t, r in enumerate(x)]
 
 
+def _embed(a: Algebra, table: Mat) -> Mat:
+    return [table[i] for i in a.token_ids]
+
+
+def _push(a: Algebra, prefix: Mat, blocks: Stack, index: int) -> Stack:
+    return [*blocks[:index], prefix, *blocks[index + 1 :]]
+
+
 def _norm_linear(
     a: Algebra, x: Mat, norm: Vec, w: Mat, eps: Number, head: int, norm_rd: int, rd: int
 ) -> Mat:
@@ -110,6 +118,9 @@ def _mix_linears_headed(a: Algebra, *x: Any) -> Stack:
 
 
 MEANINGS: Mapping[Op, Callable[..., Any]] = {
+    Op.EMBED_BF16: _embed,
+    Op.BLOCK_PUSH: _push,
+    Op.EMBED_PUSH: lambda a, table, blocks, index: _push(a, _embed(a, table), blocks, index),
     Op.GEMV_BF16: _linear,
     Op.GEMV_BF16_BLOCKS: _blocks,
     Op.SITU_GEMV_BLOCKS: _situ_blocks,

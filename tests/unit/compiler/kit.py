@@ -87,6 +87,9 @@ class Kit:
     def reduced(self, x: int) -> int:
         return self.add(Op.ALL_REDUCE, self.add(Op.GEMV_BF16_BLOCKS, x, self.w("down")))
 
+    def experts(self, name: str) -> int:
+        return self.add(Op.DEQUANT_MXFP4, self.w(name))
+
     def situ(self, gate: int, up: int, sigmoid_of: int | None = None) -> int:
         cap = self.add(Op.SOFTCAP, gate, beta=BETA)
         left = self.add(

@@ -8,15 +8,27 @@ import pytest
 from k3tool.compiler.compile import compile_plan
 from k3tool.compiler.dag import PACKINGS
 from k3tool.compiler.egraph import saturate
-from k3tool.compiler.rules import RULE_NAMES, RULES, Term, make_rule, parse_term, rules_without
-from k3tool.errors import UsageError
+from k3tool.compiler.extract import extract
+from k3tool.compiler.rules import (
+    FUSIONS,
+    RULE_NAMES,
+    RULES,
+    Term,
+    make_rule,
+    parse_term,
+    rules_without,
+)
+from k3tool.errors import K3Error, UsageError
 from k3tool.isa.table import SPECS, Op
 from k3tool.model.config import K3Config
 from k3tool.model.graph import build_graph
 from k3tool.model.nodes import Graph
 from tests.unit.compiler.kit import BETA, DIM, EPS, LINEAR_BETA, OTHER_EPS, TOP_K, Kit, fired
 
-PRIMITIVE = set(Op).difference(PACKINGS, *(rule.made_ops() for rule in RULES))
+# What is left where only what has to be is rewritten.
+PRIMITIVE = set(Op).difference(
+    PACKINGS, *(rule.made_ops() for rule in RULES if not rule.is_lowering)
+)
 
 
 # -- what a pattern is -----------------------------------------------------------------------------
@@ -50,8 +62,34 @@ def test_an_unknown_rule_is_refused_by_name() -> None:
     assert [r.name for r in rules_without(("situ-fuse",))] == [
         name for name in RULE_NAMES if name != "situ-fuse"
     ]
-    with pytest.raises(UsageError, match="no-such-rule"):
+    with pytest.raises(UsageError, match="no-such-rule, need one of embed-block-fuse, "):
         rules_without(("no-such-rule",))
+
+
+LOWERINGS = ("dequant-up-fuse", "dequant-down-fuse", "argmax-fold-fuse")
+
+
+@pytest.mark.parametrize("name", LOWERINGS)
+def test_a_rule_that_no_plan_can_do_without_is_refused_by_name(name: str) -> None:
+    assert set(RULE_NAMES) - set(FUSIONS) == set(LOWERINGS)
+    with pytest.raises(UsageError, match=f"--without: got {name} .nothing else makes an instr"):
+        rules_without((name,))
+
+
+@pytest.mark.parametrize(
+    ("name", "at"),
+    [("dequant-up-fuse", "w1: got MOE_UP"),
+     ("dequant-down-fuse", "y.partial: got MOE_DOWN"),
+     ("argmax-fold-fuse", "token: got ARGMAX_ALL")],
+)  # fmt: skip
+def test_a_graph_of_which_something_is_no_instruction_is_not_extracted(
+    name: str, at: str, oracle: Callable[[str], Path]
+) -> None:
+    graph = build_graph(K3Config.load(oracle("tiny13") / "config.json"))
+    rules = [rule for rule in RULES if rule.name != name]
+    with pytest.raises(K3Error, match=f"{at}, which is no instruction"):
+        extract(graph, saturate(graph, rules))
+    assert extract(graph, saturate(graph, RULES)).graph.outputs, "the control"
 
 
 # -- a pattern and its look-alikes -----------------------------------------------------------------
@@ -222,7 +260,58 @@ def residual_after_the_sum(kit: Kit) -> int:
     return kit.add(Op.ADD, gather_reduced(kit), kit.x())
 
 
+def up_in_numbers(kit: Kit) -> int:
+    x = kit.x()
+    return kit.add(Op.MOE_UP, x, kit.route(x), kit.experts("w1"), top_k=TOP_K)
+
+
+def up_as_stored(kit: Kit) -> int:
+    x = kit.x()
+    return kit.add(Op.MOE_UP_MXFP4, x, kit.route(x), kit.w("w1"), top_k=TOP_K)
+
+
+def _e(kit: Kit, x: int) -> int:
+    return kit.add(Op.SILU, kit.add(Op.MOE_UP_MXFP4, x, kit.route(x), kit.w("w1"), top_k=TOP_K))
+
+
+def down_in_numbers(kit: Kit) -> int:
+    x = kit.x()
+    return kit.add(Op.MOE_DOWN, _e(kit, x), kit.route(x), kit.experts("w2"), top_k=TOP_K)
+
+
+def down_as_stored(kit: Kit) -> int:
+    x = kit.x()
+    return kit.add(Op.MOE_DOWN_MXFP4, _e(kit, x), kit.route(x), kit.w("w2"), top_k=TOP_K)
+
+
+def token(kit: Kit) -> int:
+    logits = kit.linear(kit.x(), "head", head_only=1)
+    return kit.add(Op.ARGMAX_ALL, kit.add(Op.ALL_GATHER, logits))
+
+
+def token_folded(kit: Kit) -> int:
+    best = kit.add(Op.ARGMAX, kit.linear(kit.x(), "head", head_only=1))
+    return kit.add(Op.ARGMAX_FOLD, best)
+
+
+def token_of_a_whole(kit: Kit) -> int:
+    # Logits that every rank has whole are not the ranks' shares side by side.
+    return kit.add(Op.ARGMAX_ALL, kit.linear(kit.x(), "same"))
+
+
+def first_block(kit: Kit) -> int:
+    return kit.add(Op.BLOCK_PUSH, kit.x(), kit.blocks(), index=0)
+
+
+def later_block(kit: Kit) -> int:
+    return kit.add(Op.BLOCK_PUSH, kit.norm(kit.x()), kit.blocks(), index=1)
+
+
 CASES: list[tuple[str, Callable[[Kit], int], tuple[Callable[[Kit], int], ...]]] = [
+    ("dequant-up-fuse", up_in_numbers, (up_as_stored, down_in_numbers)),
+    ("dequant-down-fuse", down_in_numbers, (down_as_stored, up_in_numbers)),
+    ("argmax-fold-fuse", token, (token_folded, token_of_a_whole)),
+    ("embed-block-fuse", first_block, (later_block,)),
     ("norm-linear-fuse", norm_linear, (lambda k: k.linear(k.x(), "q"),)),
     ("attnres-norm-fuse", mix_norm, (norm_mix,)),
     ("situ-fuse", situ, (situ_of_other_sigmoid, situ_gating_the_capped, bare_gate)),
@@ -296,6 +385,10 @@ def expected_counts(config: K3Config) -> dict[str, int]:
     # behind norms of their own: q_b, routed_expert_up_proj.
     linears = 6 * kda + 3 * mla + 2 * dense + 4 * moe + 1 + mla + moe
     return {
+        "dequant-up-fuse": 2 * moe,
+        "dequant-down-fuse": moe,
+        "argmax-fold-fuse": 1,
+        "embed-block-fuse": 1,
         "norm-linear-fuse": linears,
         "attnres-norm-fuse": 2 * layers,  # none in layer 0's attention, one at the end
         "situ-fuse": dense + 2 * moe,
@@ -333,12 +426,11 @@ def test_every_rule_fires_as_often_as_the_layers_say(
 def test_without_rules_only_primitive_ops_are_left(oracle: Callable[[str], Path]) -> None:
     config = K3Config.load(oracle("tiny_tp8") / "config.json")
     options = {"target": "cpu", "workgroups": 8, "chunk": 16, "batch": 1, "ctx": 256, "tp": 8}
-    plain = compile_plan(config, **options, without=RULE_NAMES)
-    assert plain.params["rules"] == []
-    assert plain.fired == ()
+    plain = compile_plan(config, **options, without=FUSIONS)
+    assert plain.params["rules"] == sorted(LOWERINGS)
+    assert {row.rule for row in plain.fired} == set(LOWERINGS)
     for phase in plain.phases.values():
         assert {Op(op) for op in phase.packets["op"].tolist()} <= PRIMITIVE
-        assert set(phase.made_by) == {()}
     fused = compile_plan(config, **options)
     made = {p: {Op(op) for op in x.packets["op"].tolist()} for p, x in fused.phases.items()}
     assert Op.KDA_GATED_NORM in made["prefill"] - PRIMITIVE, "the control: rules make fused ops"
@@ -363,7 +455,7 @@ def test_every_fused_packet_names_the_rules_that_made_it(oracle: Callable[[str],
                 continue
             makers = made_by[op] & set(rules)
             assert makers
-            if op in (Op.ATTN_PART, *PACKINGS):
+            if op in (Op.ATTN_PART, Op.ARGMAX, *PACKINGS):
                 continue  # a value inside a right side: the rule's roots are others
             for out in SPECS[op].outputs:
                 name = plan.operand(phase.name, packet, out.name).name

@@ -16,7 +16,7 @@ from k3tool.compiler.plan import (
     n_slices,
     slice_bounds,
 )
-from k3tool.compiler.rules import RULE_NAMES
+from k3tool.compiler.rules import FUSIONS
 from k3tool.compiler.schedule import Layout, build_phase
 from k3tool.errors import K3Error, UsageError
 from k3tool.isa.columns import GATE, PACKET_DIGEST, PACKET_REARM
@@ -342,7 +342,7 @@ def test_options_that_do_not_fit_are_usage_errors(
 
 def test_ranks_change_sizes_and_nothing_else(oracle: Callable[[str], Path]) -> None:
     """The digest of a step mixes packet numbers, so they must not depend on the degree."""
-    one, eight = (plan_of(oracle, "tiny_tp8", tp, without=RULE_NAMES) for tp in (1, 8))
+    one, eight = (plan_of(oracle, "tiny_tp8", tp, without=FUSIONS) for tp in (1, 8))
     for name in ("decode", "prefill"):
         a, b = one.phases[name].packets, eight.phases[name].packets
         assert np.array_equal(a["op"], b["op"])
