@@ -4,6 +4,10 @@
 
 #include "leaves/select.h"
 
+#if defined(__FMA__)
+#include <immintrin.h>
+#endif
+
 #define K3_VECTOR_BYTES 64u
 
 typedef uint64_t vector __attribute__((vector_size(K3_VECTOR_BYTES)));
@@ -33,6 +37,41 @@ static inline __attribute__((always_inline)) uint64_t read_streams(const char *p
 static uint64_t read_memory(const char *p, uint64_t bytes, uint32_t n_streams, int ahead) {
     if (n_streams == 1u) return ahead ? read_streams(p, bytes, 1u, 1) : read_streams(p, bytes, 1u, 0);
     return ahead ? read_streams(p, bytes, 4u, 1) : read_streams(p, bytes, 4u, 0);
+}
+
+/* ---- fused multiply-adds --------------------------------------------------------------------------- */
+
+/* What the vectors of the leaf set can do at most: nothing is read, nothing waits for its neighbour. */
+#define K3_FMA_CHAINS 12u
+
+#if defined(__AVX512F__)
+typedef __m512 fma_vector;
+#define FMA_LANES 16u
+#define FMA_SET(x) _mm512_set1_ps(x)
+#define FMA(a, b, c) _mm512_fmadd_ps(a, b, c)
+#elif defined(__FMA__)
+typedef __m256 fma_vector;
+#define FMA_LANES 8u
+#define FMA_SET(x) _mm256_set1_ps(x)
+#define FMA(a, b, c) _mm256_fmadd_ps(a, b, c)
+#else
+typedef float fma_vector;
+#define FMA_LANES 1u
+#define FMA_SET(x) (x)
+#define FMA(a, b, c) k3_fma(a, b, c)
+#endif
+
+static uint64_t fma_peak(uint64_t rounds, float *sink) {
+    fma_vector acc[K3_FMA_CHAINS], a = FMA_SET(0.999f);
+    float out[K3_FMA_CHAINS * FMA_LANES];
+    for (uint32_t i = 0; i < K3_FMA_CHAINS; i++) acc[i] = FMA_SET((float)i);
+    for (uint64_t n = 0; n < rounds; n++) {
+        __asm__ volatile("" : "+x"(a)); /* or rounds might be joined */
+        _Pragma("GCC unroll 16") for (uint32_t i = 0; i < K3_FMA_CHAINS; i++) acc[i] = FMA(acc[i], a, a);
+    }
+    __builtin_memcpy(out, acc, sizeof acc);
+    for (uint32_t i = 0; i < K3_FMA_CHAINS * FMA_LANES; i++) *sink += out[i];
+    return rounds * K3_FMA_CHAINS * FMA_LANES;
 }
 
 /* ---- a peer's order: 16 double lanes ---------------------------------------------------------------- */
@@ -76,4 +115,5 @@ static void peer_mxfp4(const uint8_t *W, const uint8_t *S, uint32_t n_rows, uint
     }
 }
 
-const K3MeasureLoops K3_MEASURE_NAME = {.read = read_memory, .peer_bf16 = peer_bf16, .peer_mxfp4 = peer_mxfp4};
+const K3MeasureLoops K3_MEASURE_NAME = {
+    .read = read_memory, .fma = fma_peak, .peer_bf16 = peer_bf16, .peer_mxfp4 = peer_mxfp4};

@@ -6,13 +6,22 @@ compared with this machine's read bandwidth, measured in turn with the runs. Lon
 read: a run begins behind one, with noise in all states, which costs a token as much.
 """
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy.typing as npt
 
 from k3tool.bench.anatomy import NS, Anatomy, anatomy, middle, packet_bytes
+from k3tool.bench.attention import (
+    LEAST_ATTENTION,
+    LONG_CONTEXT,
+    Work,
+    attention_seconds,
+    attention_shares,
+    attention_work,
+)
 from k3tool.bench.frame import BenchReport, Limit, Paired, interleave, machine_line, spread
 from k3tool.bench.probe import Probe
 from k3tool.errors import UnsoundError, UsageError
@@ -63,6 +72,7 @@ class Prepared:
     launch: Launch
     packets: Array  # of decode
     moved: Array  # bytes that each of them moves for the last token
+    attention: Work  # of the last token
 
 
 def bench_decode(options: Options) -> BenchReport:
@@ -76,8 +86,10 @@ def bench_decode(options: Options) -> BenchReport:
         decode = prepare(options, probe.threads, n_prompt=1, context=options.context)
         way = probe.choose_read()
         seen: list[Anatomy] = []
+        peaks: list[float] = []
 
         def decode_rate() -> float:
+            peaks.append(probe.fma())
             seen.append(decode_once(decode))
             return seen[-1].n_bytes / seen[-1].wall
 
@@ -90,7 +102,8 @@ def bench_decode(options: Options) -> BenchReport:
             lambda: prefill_once(prefill, options.chunk),
             min(PREFILL_REPEATS, options.repeats),
         )
-    return _report(options, decode.launch, way, reading, prefilling, middle(seen[1:]))
+    report = _report(options, decode.launch, way, reading, prefilling, middle(seen[1:]))
+    return with_attention(report, options.context, decode.attention, seen[1:], reading, peaks[1:])
 
 
 def prepare(options: Options, n_threads: int, *, n_prompt: int, context: int) -> Prepared:
@@ -123,7 +136,8 @@ def prepare(options: Options, n_threads: int, *, n_prompt: int, context: int) ->
         copies=copied,
     )  # fmt: skip
     packets = unpack(isa.streams["decode"].instructions[0])
-    return Prepared(launch, packets, packet_bytes(packets, isa.tensors, positions - 1))
+    moved = packet_bytes(packets, isa.tensors, positions - 1)
+    return Prepared(launch, packets, moved, attention_work(packets, positions - 1))
 
 
 def _silent(text: str) -> None:
@@ -196,3 +210,43 @@ def _report(
     }
     appendix = ["the token of the median time (ms of all workers divided by their number):"]
     return BenchReport("decode", definition, rows, limits, facts, [*appendix, *token.lines()])
+
+
+def with_attention(
+    report: BenchReport,
+    context: int,
+    work: Work,
+    tokens: Sequence[Anatomy],
+    reading: Paired,
+    peaks: Sequence[float],
+) -> BenchReport:
+    """Return the report with latent attention's part of its bound; as it is for a model with none.
+
+    At LONG_CONTEXT and beyond that part is to reach LEAST_ATTENTION.
+    """
+    if not work.operations:
+        return report
+    share = spread(attention_shares(work, tokens, reading.first, peaks))
+    part = spread([attention_seconds(token) / token.wall for token in tokens])
+    gflops = spread([peak / 1e9 for peak in peaks])
+    rows = [
+        *report.rows,
+        ("multiply-add peak", gflops, "GFLOP/s"),
+        ("attention / token", part, "share"),
+        ("attention / its bound", share, "share"),
+    ]
+    definition = [
+        *report.definition[:-1],
+        f"attention: {work.n_bytes / 1e6:.1f} MB of latents, {work.operations / 1e9:.2f} GFLOP a "
+        "token; its bound: the smaller of read bandwidth and peak over operations a byte, each of "
+        "the same run; its time: what its ops kept workers busy",
+        report.definition[-1],
+    ]
+    limits = list(report.limits)
+    if context >= LONG_CONTEXT:
+        limits.append(Limit("attention / its bound", share.median, at_least=LEAST_ATTENTION))
+    facts = report.facts | {
+        "attention_share": share.median, "attention_share_spread": share._asdict(),
+        "attention_of_token": part.median, "multiply_add_peak": gflops.median * 1e9,
+    }  # fmt: skip
+    return replace(report, definition=definition, rows=rows, limits=limits, facts=facts)

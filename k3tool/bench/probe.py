@@ -111,6 +111,10 @@ class Probe:
         """Return the rate of one pass of reading."""
         return self._read(self._way)
 
+    def fma(self) -> float:
+        """Return the rate of fused multiply-adds in registers, in operations a second, two each."""
+        return 2 * self._rate("fma")
+
     def product(self, leaves: str, product: Product, mode: str) -> float:
         """Return the rate of one pass over the memory's rows, in bytes of weights.
 

@@ -229,7 +229,7 @@ def test_many_rows_and_tokens_equal_scalar(scalar, vector, kind):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_scores_of_many_heads_equal_scalar(scalar, vector, kind):
-    """Whole vectors of x, more than half of one, less; whole and partial tiles of rows; few pairs."""
+    """Vectors of x that are whole, more than half full, less; tiles of rows likewise."""
     rng = np.random.default_rng(KINDS.index(kind))
     for K, rows in [(8, 16), (88, 37), (128, 16), (576, 50), (584, 19), (1032, 17), (90, 20)]:
         W, X = unaligned(f32_bits(rng, kind, (rows, K))), unaligned(f32_bits(rng, kind, (37, K)))
