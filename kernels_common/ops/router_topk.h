@@ -48,6 +48,7 @@ K3_FN void k3_choose_experts(K3Ctx *c, const float *choice, uint32_t n_experts, 
 }
 #else
 K3_FN void k3_choose_experts(K3Ctx *c, const float *choice, uint32_t n_experts, uint32_t top_k, uint32_t *chosen) {
+    (void)c;
     K3_FOR(e, 0, n_experts) { chosen[e] = (uint32_t)k3_expert_chosen(choice, n_experts, top_k, e); }
 }
 #endif
