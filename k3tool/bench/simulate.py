@@ -42,7 +42,7 @@ class Simulated:
 
     seed: int
     token_us: float
-    handoffs: int  # on that chain
+    handoffs: int  # on that chain, from packet to packet: its first packet waits for nothing
     gates: int  # of them, crossing ranks
     handoff_us: float
     gate_us: float

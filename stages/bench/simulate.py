@@ -165,6 +165,8 @@ def simulated_lines(result: Simulation) -> Iterator[str]:
     local = base.handoffs - base.gates
     yield f"  hand-offs      {base.handoff_us / 1e3:9.3f} ms, {local} on one rank"
     yield f"  gates          {base.gate_us / 1e3:9.3f} ms, {base.gates} of all ranks"
+    steps = "from packet to packet; bench chain counts the first packet's gate too"
+    yield f"  chain          {base.handoffs:9} hand-offs {steps}"
     yield f"  bytes          {base.work_us / 1e3:9.3f} ms on the chain that decides"
     for op, us in list(base.work_us_by_op.items())[:8]:
         yield f"    {op:20} {us / 1e3:9.3f} ms"
