@@ -23,11 +23,9 @@ damage gracefully: one flipped bit can make it loop for minutes. Strings count a
 numbers as little-endian C-order bytes.
 """
 
-import functools
 import hashlib
 import json
 import os
-import subprocess
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -38,7 +36,6 @@ import h5py
 import numpy as np
 import numpy.typing as npt
 
-from k3tool import __version__
 from k3tool.artifact_roots import (
     KINDS,
     OPTIONAL,
@@ -52,6 +49,7 @@ from k3tool.artifact_roots import (
 )
 from k3tool.atomic import artifact_line, atomic_path
 from k3tool.errors import ArtifactError, K3Error
+from k3tool.revision import tool_version
 
 __all__ = ["KINDS", "InputRef"]  # re-exported
 
@@ -81,20 +79,6 @@ def canonical_json(value: object) -> str:
     """
     text = json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
     return text.encode(errors="backslashreplace").decode()
-
-
-@functools.cache
-def tool_version() -> str:
-    """Return version, git revision and dirty flag of this build, `unknown` outside a checkout."""
-    root = Path(__file__).resolve().parent.parent
-    if not (root / ".git").exists():
-        return f"{__version__} unknown"
-    try:
-        command = ["git", "-C", str(root), "describe", "--always", "--dirty"]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True)
-    except (OSError, subprocess.SubprocessError):
-        return f"{__version__} unknown"
-    return f"{__version__} {done.stdout.strip()}"
 
 
 # -- writing -----------------------------------------------------------------------------------
