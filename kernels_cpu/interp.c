@@ -167,6 +167,17 @@ static void trace_event(const K3Worker *w, uint32_t inst, uint32_t workgroup, ui
     k3_trace_add(&team->trace, &event);
 }
 
+#ifdef K3_CONTROL_STALLS /* only bench long and a test define it: one entry in so many waits first, as on a busy machine */
+static void stall(void) {
+    static _Thread_local uint32_t x;
+    if (x == 0) x = (uint32_t)k3_now_ns() | 1u;
+    x ^= x << 13, x ^= x >> 17, x ^= x << 5;
+    if (x % (K3_CONTROL_STALLS) != 0) return;
+    const struct timespec nap = {0, (long)(x / (K3_CONTROL_STALLS) % 64u == 0 ? 20000000u : x / (K3_CONTROL_STALLS) % 400000u)};
+    nanosleep(&nap, NULL);
+}
+#endif
+
 static uint32_t position(const K3Queue *queue) { return __atomic_load_n(&queue->position, __ATOMIC_RELAXED); }
 
 /* Step one workgroup, which this worker has taken, until it blocks, its queue ends or `most` entries have run.
@@ -183,6 +194,9 @@ static uint32_t step_workgroup(K3Worker *w, const K3Program *p, uint32_t workgro
             if (reached(team, wait->counter) < wait->threshold) return done;
         }
         uint32_t detail = 0;
+#ifdef K3_CONTROL_STALLS
+        stall();
+#endif
         const uint64_t start = team->trace.line != NULL ? k3_now_ns() : 0;
         const uint32_t fault = execute(w, p, e, &detail);
         if (team->trace.line != NULL && w->index < team->n_threads) trace_event(w, e->inst, workgroup, start);

@@ -19,7 +19,9 @@ from k3tool.compiler.rules import RULE_NAMES
 from k3tool.errors import ArtifactError, UsageError
 from k3tool.isa.table import ALL_PHASES, Op
 from k3tool.model.config import K3Config
-from k3tool.targets import BATCH, DEFAULT_CHUNK, DEFAULT_CONTEXT, get_target
+from k3tool.runtime.budget import fit
+from k3tool.runtime.options import parse_size
+from k3tool.targets import BATCH, DEFAULT_CHUNK, DEFAULT_CONTEXT, Target, get_target
 from stages import options as common
 
 
@@ -39,6 +41,7 @@ class Options:
     phases: tuple[str, ...] = ALL_PHASES
     numerics: str = "f32"
     eps: Mapping[str, float] = field(default_factory=dict)
+    memory_bytes: int | None = None  # of all ranks and the driver: the plan gets packets that load
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,28 +76,46 @@ def run(options: Options) -> Result:
     """
     check_outputs([artifact_output(options.output, "plan")], [options.source])
     target = get_target(options.target)
+    if options.memory_bytes is not None:
+        _check_budget(options, target)
     config, tp, inputs, identity = _read_source(options)
     limit = config.max_position_embeddings
-    plan = compile_plan(
-        config,
-        tp=tp,
-        target=target.name,
-        workgroups=target.workgroups if options.workgroups is None else options.workgroups,
-        chunk=options.chunk,
-        batch=options.batch,
-        ctx=min(DEFAULT_CONTEXT, limit) if options.ctx is None else options.ctx,
-        without=options.without,
-        phases=options.phases,
-        numerics=options.numerics,
-        inputs=inputs,
-        checkpoint_identity=identity,
-    )
+
+    def compile_chunk(chunk: int) -> Plan:
+        return compile_plan(
+            config,
+            tp=tp,
+            target=target.name,
+            workgroups=target.workgroups if options.workgroups is None else options.workgroups,
+            chunk=chunk,
+            batch=options.batch,
+            ctx=min(DEFAULT_CONTEXT, limit) if options.ctx is None else options.ctx,
+            without=options.without,
+            phases=options.phases,
+            numerics=options.numerics,
+            inputs=inputs,
+            checkpoint_identity=identity,
+        )
+
+    if options.memory_bytes is None:
+        plan = compile_chunk(options.chunk)
+    else:
+        plan = fit(compile_chunk, options.chunk, options.memory_bytes)
     plan = save_proved_plan(plan, options.output)
     phases = {name: _phase_counts(plan, phase) for name, phase in plan.phases.items()}
     fired = Counter(row.rule for row in plan.fired)
     used = Counter(row.rule for row in plan.fired if row.used)
     rules = {name: (fired[name], used[name]) for name in RULE_NAMES}
     return Result(plan, options.output, phases, rules)
+
+
+def _check_budget(options: Options, target: Target) -> None:
+    """Refuse a budget that no runtime keeps. Raises: UsageError."""
+    if target.family != "cpu":
+        raise UsageError("--memory", got=f"target {target.name}", need="target cpu")
+    if tuple(sorted(options.phases)) != tuple(sorted(PHASES)):
+        need = f"{' and '.join(PHASES)}: one ring serves both"
+        raise UsageError("--memory", got=f"--phase {' '.join(options.phases)}", need=need)
 
 
 def _read_source(options: Options) -> tuple[K3Config, int, list[InputRef], str]:
@@ -247,6 +268,9 @@ def parse_eps(values: tuple[str, ...]) -> dict[str, float]:
 @common.numerics()
 @click.option("--without", multiple=True, metavar="RULE", help="Switch a rewrite rule off.")
 @click.option("--eps", multiple=True, metavar="SITE=VALUE", help="Replace one norm's epsilon.")
+@click.option("--memory", metavar="SIZE",
+              help="Give the plan packets that bring its weights within this much memory, as run "
+              "--memory does.")  # fmt: skip
 @click.option("--explain", is_flag=True, help="Say which rules made which ops.")
 @common.output("the plan (plan.h5)")
 @common.as_json()
@@ -262,6 +286,7 @@ def command(
     numerics: str,
     without: tuple[str, ...],
     eps: tuple[str, ...],
+    memory: str | None,
     explain: bool,
     output: Path,
     as_json: bool,
@@ -274,6 +299,7 @@ def command(
     Example:
       k3tool compile-plan SHARDS -o plan.h5
       k3tool compile-plan CKPT/config.json --tp 8 --explain -o plan.h5
+      k3tool compile-plan SHARDS --memory 32GB -o plan-32gb.h5
     """
     overrides = parse_eps(eps)
     phases = phase or ALL_PHASES
@@ -290,6 +316,7 @@ def command(
         phases,
         numerics,
         overrides,
+        None if memory is None else parse_size(memory),
     )
     result = run(options)
     if as_json:

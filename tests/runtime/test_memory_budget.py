@@ -244,6 +244,15 @@ def test_a_read_error_names_file_and_bytes(
     assert stop.value.exit_code == 1
 
 
+def test_a_device_that_gives_a_page_at_a_time_changes_nothing(
+    tiny: Path, tmp_path: Path, controls: Callable[[str], Path]
+) -> None:
+    plan = plan_with(tiny, tmp_path / "plan.h5", 1, 1.0, 12)
+    want = bits(run_model(options(tiny, tmp_path, plan=plan)))
+    slow = options(tiny, tmp_path, plan=plan, interpreter=controls("K3_CONTROL_SHORT_READS"))
+    assert bits(run_model(slow)) == want
+
+
 def at_token(number: int, action: Callable[[], object]) -> Callable[[Event], None]:
     def on_event(event: Event) -> None:
         if event["event"] == "token" and event["step"] == number:

@@ -6,6 +6,7 @@ race whatever the bits happen to be, so the control removes one.
 
 import subprocess
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,7 @@ from k3tool.runtime.build import build
 from k3tool.runtime.options import RunOptions
 from k3tool.runtime.run import run_model
 from tests.runtime import toy
+from tests.runtime.test_memory_budget import plan_with
 
 pytestmark = pytest.mark.slow
 UNITS = ("scalar", "interp", "observe", "io", "residency", "memory", "image", "main")
@@ -61,6 +63,23 @@ def test_clean_on_the_toy_and_on_a_model(
     assert toy.run(start) == toy.expected_tokens(toy.random_weights(), (5,), 6)
     for tp in (1, 2):
         assert len(whole_model(oracle("tiny_tp8"), tmp_path / "cache", interpreter, tp)) == 3
+
+
+@pytest.mark.parametrize("tp", [1, 2])
+@pytest.mark.parametrize("which", ["address", "thread"])
+def test_clean_under_a_memory_budget(
+    request: pytest.FixtureRequest, oracle: Callable[[str], Path], tmp_path: Path, which: str,
+    tp: int,
+) -> None:  # fmt: skip
+    """Every weight through the least ring, experts through the fewest slots."""
+    source = oracle("tiny_tp8")
+    plan = plan_with(source, tmp_path / "plan.h5", tp, 1.0, 12)
+    asked = RunOptions(
+        source, (5, 9, 2, 40, 7), 3, tp=tp, threads=2, leaves="scalar", cache=tmp_path / "cache",
+        ignore_eos=True, plan=plan,
+    )  # fmt: skip
+    want = run_model(asked).tokens
+    assert run_model(replace(asked, interpreter=request.getfixturevalue(which))).tokens == want
 
 
 def test_a_missing_wait_is_a_data_race(tmp_path: Path, thread: Path) -> None:

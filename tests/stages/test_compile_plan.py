@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,8 @@ import pytest
 
 from k3tool.compiler.plan import load_plan
 from k3tool.compiler.rules import RULE_NAMES
+from k3tool.runtime.options import RunOptions
+from k3tool.runtime.run import run_model
 
 DATA = Path(__file__).resolve().parents[1] / "data"
 Run = Callable[..., Any]
@@ -190,3 +193,33 @@ def test_one_phase_alone_is_a_plan_that_a_run_refuses(
         "run", source, "--tp", 2, "--isa", isa, "--ids", "5,9", "--gen", 2, "--prefill", "decode"
     )
     assert decode.code == 0, decode.err
+
+
+def test_a_plan_with_a_memory_budget_runs_and_is_proved(
+    k3tool: Run, oracle: Callable[[str], Path], tmp_path: Path
+) -> None:
+    source, plan = oracle("tiny_tp8"), tmp_path / "plan.h5"
+    assert k3tool("compile-plan", source, "--tp", 2, "--memory", "200MB", "-o", plan).code == 0
+    assert k3tool("verify", "plan", plan).code == 0
+    asked = RunOptions(source, (5, 9, 2), 5, tp=2, cache=tmp_path, ignore_eos=True)
+    loaded = run_model(replace(asked, plan=plan))
+    assert loaded.reading is not None
+    assert loaded.tokens == run_model(asked).tokens
+
+
+@pytest.mark.parametrize(
+    ("words", "need"),
+    [
+        (("--memory", "1MB"), "need at least"),
+        (("--memory", "200MB", "--phase", "decode"), "decode and prefill"),
+        (("--memory", "200MB", "--target", "hip:gfx950"), "target cpu"),
+    ],
+)
+def test_a_budget_that_cannot_be_kept_is_refused(
+    k3tool: Run, oracle: Callable[[str], Path], tmp_path: Path, words: tuple[str, ...], need: str
+) -> None:
+    out = tmp_path / "plan.h5"
+    done = k3tool("compile-plan", oracle("tiny_tp8"), "--tp", 2, *words, "-o", out)
+    assert done.code in (2, 5)
+    assert need in done.err
+    assert not out.exists()
