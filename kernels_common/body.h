@@ -98,19 +98,6 @@ K3_FN void k3_linear_mxfp4(K3Ctx *c, const uint8_t *W, const uint8_t *S, uint32_
     k3_rows_dot_mxfp4(c, W, S, row0, row1, K, 1u, x, K, 1u, y, ldy);
 }
 
-/* The same of k3_rows_blocks_mxfp4. */
-K3_FN void k3_blocks_mxfp4(K3Ctx *c, const uint8_t *W, const uint8_t *S, uint32_t row0, uint32_t row1, uint32_t K,
-                           uint32_t n_blocks, const float *x, float *d, int x_bf16) {
-#ifdef K3_X16_LEAVES
-    if (x_bf16) {
-        k3_rows_blocks_mxfp4_x16(c, W, S, row0, row1, K, n_blocks, x, d);
-        return;
-    }
-#endif
-    (void)x_bf16;
-    k3_rows_blocks_mxfp4(c, W, S, row0, row1, K, n_blocks, x, d);
-}
-
 /* The same of the leaves for picked tokens. */
 K3_FN void k3_linear_mxfp4_at(K3Ctx *c, const uint8_t *W, const uint8_t *S, uint32_t row0, uint32_t row1, uint32_t K,
                               const float *X, const uint32_t *at, uint32_t n_tok, float *y, uint64_t ldy, int x_bf16) {

@@ -20,7 +20,6 @@
 #include "dialect.h" /* k3_fma, k3_sqrt and the bit casts */
 
 #define K3_BITS_INF 0x7f800000u
-#define K3_BITS_NAN 0x7fc00000u
 
 /* ---- bf16 ---------------------------------------------------------------------------------------- */
 

@@ -1,4 +1,4 @@
-"""Open a checkpoint folder, or one rank of our shards, and read tensors or slices of them.
+"""Open a checkpoint folder, or one rank of our shards, and read tensors or bytes of them.
 
 Opening reads config and index only; a file's header is read when a tensor of it is first asked for.
 Arrays hold stored bits: bf16 as uint16, MXFP4 and E8M0 as uint8. No conversion happens here.
@@ -8,7 +8,7 @@ import contextlib
 import json
 import os
 import weakref
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
 
 Array = npt.NDArray[Any]
 MAX_PREAD_BYTES = 1 << 30  # one read() stops at 2^31 - 4096 on Linux and fails above it on macOS
-BLOCK_BYTES = 16 << 20  # what a streaming read holds at a time
 
 
 class Checkpoint:
@@ -153,50 +152,8 @@ class Checkpoint:
     def read(self, name: str) -> Array:
         """Return a whole tensor in its stored shape."""
         info = self.tensor_info(name)
-        return self._array(info, info.offset, info.shape)
-
-    def read_rows(self, name: str, row0: int, row1: int) -> Array:
-        """Return rows [row0, row1) along axis 0 without reading the others."""
-        info = self.tensor_info(name)
-        if not (info.shape and 0 <= row0 <= row1 <= info.shape[0]):
-            raise ArtifactError(
-                f"{self.path / info.file}: {name}",
-                got=f"shape {list(info.shape)}",
-                need=f"rows {row0} to {row1}",
-            )
-        row_bytes = info.n_bytes // info.shape[0] if info.shape[0] else 0
-        shape = (row1 - row0, *info.shape[1:])
-        return self._array(info, info.offset + row0 * row_bytes, shape)
-
-    def read_cols(self, name: str, col0: int, col1: int) -> Array:
-        """Return columns [col0, col1) of a matrix, holding one block of rows at a time."""
-        info = self.tensor_info(name)
-        if not (len(info.shape) == 2 and 0 <= col0 <= col1 <= info.shape[1]):
-            raise ArtifactError(
-                f"{self.path / info.file}: {name}",
-                got=f"shape {list(info.shape)}",
-                need=f"columns {col0} to {col1}",
-            )
-        out = np.empty((info.shape[0], col1 - col0), dtype=DTYPES[info.dtype])
-        for row0, block in self.iter_rows(name):
-            out[row0 : row0 + len(block)] = block[:, col0:col1]
-        return out
-
-    def iter_rows(
-        self, name: str, row0: int = 0, row1: int | None = None
-    ) -> Iterator[tuple[int, Array]]:
-        """Yield (first row, block) over rows [row0, row1) in order, about BLOCK_BYTES each."""
-        info = self.tensor_info(name)
-        n_rows = info.shape[0] if info.shape else 1
-        end = n_rows if row1 is None else row1
-        row_bytes = info.n_bytes // n_rows if n_rows else 0
-        step = max(1, BLOCK_BYTES // row_bytes) if row_bytes else max(1, n_rows)
-        for first in range(row0, end, step):
-            yield first, self.read_rows(name, first, min(end, first + step))
-
-    def _array(self, info: TensorInfo, offset: int, shape: tuple[int, ...]) -> Array:
-        out = np.empty(shape, dtype=DTYPES[info.dtype])
-        self.read_into(info, offset, out.reshape(-1).view(np.uint8).data)
+        out = np.empty(info.shape, dtype=DTYPES[info.dtype])
+        self.read_into(info, info.offset, out.reshape(-1).view(np.uint8).data)
         return out
 
     def read_into(self, info: TensorInfo, offset: int, target: memoryview) -> None:

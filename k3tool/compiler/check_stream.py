@@ -5,7 +5,7 @@ come from records and the handle table, the order from wait and signal lists of 
 ranks' programs are one program is check G (``check_ranks``).
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 import numpy as np
 
@@ -125,13 +125,3 @@ def _acyclic(c: StreamOrder) -> tuple[str, list[str]]:
                     if p >= index
                 ]
     return f"{len(c.rows)} instructions, every wait on an earlier one", faults
-
-
-def names_not_run(reason: str) -> list[Check]:
-    """Return check F as NOT RUN, for a program that could not be read."""
-    return [not_run(name, reason) for name in STREAM_CHECKS]
-
-
-def orders_by_phase(orders: Sequence[StreamOrder]) -> dict[str, StreamOrder]:
-    """Return orders by the name of their phase."""
-    return {order.phase_name: order for order in orders}

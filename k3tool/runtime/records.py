@@ -35,7 +35,7 @@ assert RECORD_DTYPE.itemsize == 192
 # K3Fault of kernels_common/k3.h, and K3_FAULT_SCALE of kernels_cpu/interp.h.
 OPCODE, NONFINITE, DEADLINE, SCRATCH, RANGE, AUDIT, PEER, SCALE = 1, 2, 3, 4, 5, 6, 7, 32
 IO, ABSENT = 33, 34
-_IO_ERROR, _IO_SHORT, _IO_CHANGED = 1, 2, 3  # kernels_cpu/io.h
+_IO_SHORT, _IO_CHANGED = 2, 3  # enum K3IoKind; of any other kind errno says what it is
 # Reported first when several ranks stop: a rank that only saw another stop says nothing new.
 _LATE = {PEER: 2, DEADLINE: 1}
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from k3tool.checkpoint import identity, reader
+from k3tool.checkpoint import identity
 from k3tool.checkpoint.index import INDEX_NAME
 from k3tool.checkpoint.reader import Checkpoint
 from k3tool.errors import ArtifactError
@@ -18,24 +18,8 @@ HEAD = "language_model.lm_head.weight"
 LAYER = "language_model.model.layers.1."
 
 
-def test_rows_and_columns_are_slices(oracle: Callable[[str], Path]) -> None:
-    with Checkpoint.open(oracle("tiny_tp8")) as checkpoint:
-        whole = checkpoint.read(HEAD)
-        assert whole.dtype == np.uint16
-        assert np.array_equal(checkpoint.read_rows(HEAD, 3, 17), whole[3:17])
-        assert np.array_equal(checkpoint.read_cols(HEAD, 5, 50), whole[:, 5:50])
-        assert checkpoint.read_rows(HEAD, 4, 4).shape == (0, 160)
-        conv = checkpoint.read(LAYER + "self_attn.q_conv1d.weight")
-        assert (conv.dtype, conv.shape) == (np.float32, (128, 1, 4))
-        assert np.array_equal(
-            checkpoint.read_rows(LAYER + "self_attn.q_conv1d.weight", 16, 32), conv[16:32]
-        )
-
-
-def test_short_reads_and_small_blocks(
-    oracle: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A read above 2^31 bytes comes back short: every read loops. Blocks are parts of tensors."""
+def test_short_reads(oracle: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    """A read above 2^31 bytes comes back short: every read loops."""
     with Checkpoint.open(oracle("tiny_tp8")) as checkpoint:
         whole = checkpoint.read(HEAD)
         real = os.preadv
@@ -44,12 +28,7 @@ def test_short_reads_and_small_blocks(
             return real(descriptor, [buffers[0][:1001]], offset)
 
         monkeypatch.setattr(os, "preadv", short)
-        monkeypatch.setattr(reader, "BLOCK_BYTES", 1000)
         assert np.array_equal(checkpoint.read(HEAD), whole)
-        assert np.array_equal(checkpoint.read_cols(HEAD, 100, 160), whole[:, 100:160])
-        blocks = list(checkpoint.iter_rows(HEAD))
-        assert len(blocks) == 171
-        assert np.array_equal(np.concatenate([block for _, block in blocks]), whole)
 
 
 def test_one_read_asks_for_no_more_than_a_gib(
@@ -86,15 +65,6 @@ def test_one_read_asks_for_no_more_than_a_gib(
     gib = 1 << 30
     assert asked == [(0, gib), (gib, gib), (2 * gib, 4096)]
     assert memory[-1] == 7
-
-
-@pytest.mark.parametrize(("row0", "row1"), [(-1, 2), (3, 2), (0, 513)])
-def test_rows_outside_the_tensor(oracle: Callable[[str], Path], row0: int, row1: int) -> None:
-    with Checkpoint.open(oracle("tiny_tp8")) as checkpoint:
-        with pytest.raises(ArtifactError, match="lm_head"):
-            checkpoint.read_rows(HEAD, row0, row1)
-        with pytest.raises(ArtifactError, match="lm_head"):
-            checkpoint.read_cols(HEAD, row0, row1)
 
 
 def test_without_index_the_headers_rule(writable: Callable[[str], Path]) -> None:
