@@ -113,8 +113,8 @@ def _check_budget(options: Options, target: Target) -> None:
     """Refuse a budget that no runtime keeps. Raises: UsageError."""
     if target.family != "cpu":
         raise UsageError("--memory", got=f"target {target.name}", need="target cpu")
-    if tuple(sorted(options.phases)) != tuple(sorted(PHASES)):
-        need = f"{' and '.join(PHASES)}: one ring serves both"
+    if tuple(sorted(options.phases)) != tuple(sorted(ALL_PHASES)):
+        need = f"{' and '.join(ALL_PHASES)}: one ring serves both"
         raise UsageError("--memory", got=f"--phase {' '.join(options.phases)}", need=need)
 
 
