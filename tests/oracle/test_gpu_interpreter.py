@@ -116,6 +116,15 @@ def test_a_block_of_a_domain_that_the_stream_lacks_traps(engine: Engine, emulate
 
 
 @pytest.mark.slow
+def test_a_trap_of_one_rank_stops_both_and_says_where(engine: Engine, emulated: Build) -> None:
+    body = "    switch (inst->op) {\n"
+    trap = "    if (K3_LANE0 && c->rank == 1u) k3_trap(c, K3_FAULT_NONFINITE, 7u);\n"
+    device = replace(HIP, domains=2, edits=((body, trap + body),))
+    with pytest.raises(UnsoundError, match=r"rank 1: .*workgroup \d, worker \d: got a NaN .row 7."):
+        run(engine, emulated, device, "tiny_tp8", **SMALL | {"tp": 2})
+
+
+@pytest.mark.slow
 def test_an_opcode_without_a_body_is_named(engine: Engine, emulated: Build) -> None:
     device = replace(CUDA, order=STRIDED, without="ARGMAX")
     with pytest.raises(TargetError, match=r"instruction \d+ ARGMAX .*workgroup \d"):

@@ -25,6 +25,7 @@ struct K3HostBlock {
     char *stacks;
     bool done[K3_HOST_LANES];
     uint32_t exchanges[K3_HOST_LANES]; /* how many this lane has entered */
+    uint32_t parked[K3_HOST_LANES];    /* the generation whose end this lane waits for, and 1; 0: it does not */
     float value[K3_HOST_LANES][2];
     uint32_t arrived, generation, left; /* left: lanes that have not ended */
     bool progress, paused;              /* paused: some lane waits for another block */
@@ -69,8 +70,10 @@ static void __attribute__((noinline)) k3_host_barrier() {
         k3_host_now->arrived = 0;
         k3_host_now->generation++;
     }
+    k3_host_now->parked[k3_host_lane] = mine + 1u;
     do k3_host_yield(); /* who came last goes on no sooner than the others */
     while (k3_host_now->generation == mine);
+    k3_host_now->parked[k3_host_lane] = 0u;
     k3_host_now->progress = true;
 }
 
@@ -102,6 +105,7 @@ static void k3_host_start_lane(uint32_t lane) {
     k3_host_now->lane[lane] = top;
     k3_host_now->done[lane] = false;
     k3_host_now->exchanges[lane] = 0;
+    k3_host_now->parked[lane] = 0;
 }
 
 /* Give every unfinished lane of [first, first + n) a turn, from `start` by `step`; whether any got further. */
@@ -110,7 +114,7 @@ static bool k3_host_turn(uint32_t first, uint32_t n, uint32_t start, uint32_t st
     block->progress = false;
     for (uint32_t i = 0; i < n; i++) {
         const uint32_t lane = first + (start + i * step) % n;
-        if (block->done[lane]) continue;
+        if (block->done[lane] || block->parked[lane] == block->generation + 1u) continue;
         k3_host_lane = lane;
         k3_host_switch(&block->scheduler, block->lane[lane]);
         block->left -= block->done[lane];
