@@ -31,12 +31,12 @@ def engine(
     interpreter: Path,
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Callable[..., RunResult]:
-    """Return a function that runs a prompt of an oracle and gives logits and tokens."""
+    """Return a function that runs a prompt of an oracle, or ids, and gives logits and tokens."""
     cache = tmp_path_factory.mktemp("cache")
 
-    def run(name: str, prompt: str, **options: Any) -> RunResult:
+    def run(name: str, prompt: str | tuple[int, ...], **options: Any) -> RunResult:
         fixed = {"interpreter": interpreter, "cache": cache, "ignore_eos": True, "logits": True}
-        ids = tuple(prompts(name)[prompt])
+        ids = tuple(prompts(name)[prompt]) if isinstance(prompt, str) else prompt
         return run_model(RunOptions(oracle(name), ids, **(fixed | options)))
 
     return run

@@ -93,6 +93,20 @@ def test_a_context_of_two_pages(engine: Engine) -> None:
     assert len(hashes) == 1
 
 
+def test_a_context_of_three_pages_by_pages_and_by_heads(engine: Engine) -> None:
+    """Decode of a long context goes by pages, of a short one by heads, and prefill by neither."""
+    ids = tuple((7 * i + 3) % 200 for i in range(520))
+    by_pages = {"prefill": "decode", "ctx": 2048}
+    options: list[dict[str, Any]] = [
+        {"chunk": 200, "without": FUSIONS},
+        by_pages | {"threads": 2, "workgroups": 256},
+        by_pages | {"workgroups": 8, "without": ("mla-pages-split",)},
+        by_pages | {"tp": 8},
+    ]
+    hashes = [digest(engine("tiny_tp8", ids, gen=3, **given)) for given in options]
+    assert len(set(hashes)) == 1, hashes
+
+
 def test_other_tokens_give_another_hash(engine: Engine, base: Callable[[str], str]) -> None:
     """The control: the hash is of this prompt's logits, not of something all runs share."""
     assert digest(engine("tiny_tp8", "p7", gen=GEN, **BASE)) != base("tiny_tp8")
