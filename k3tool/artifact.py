@@ -51,7 +51,7 @@ from k3tool.atomic import artifact_line, atomic_path
 from k3tool.errors import ArtifactError, K3Error
 from k3tool.revision import tool_version
 
-__all__ = ["KINDS", "InputRef"]  # re-exported
+__all__ = ["InputRef"]  # re-exported: `artifact_roots` is a part of this module
 
 Array = npt.NDArray[Any]
 USER_BLOCK_BYTES = 512  # the smallest that HDF5 allows

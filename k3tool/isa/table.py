@@ -27,9 +27,8 @@ NO_HANDLE = 0xFFFF
 # has, so that a checker can derive an instruction's writes without knowing the op; then parameters.
 WORD_HANDLES, WORD_UNITS, WORD_WIDTH, WORD_UNIT_COLS, WORD_PARAMS = 1, 7, 8, 9, 10
 N_PARAMS = RECORD_WORDS - WORD_PARAMS
-FLAG_SHIFT = (
-    4  # of word 0's flags: lower bits are the schedule's (`columns`), from here on an op's own
-)
+# Of word 0's flags: lower bits are the schedule's (`columns`), from here on an op's own.
+FLAG_SHIFT = 4
 RUN_SHIFT = 8  # a generated operand constant is slot | place in the slot's run << RUN_SHIFT
 PAGE_TOKENS = 256  # the length of a softmax page: fixed in numerics version 1
 LOAD_BLOCK_BYTES = 1 << 20  # what one read of a LOAD asks the device for
