@@ -120,7 +120,9 @@ def test_a_trap_of_one_rank_stops_both_and_says_where(engine: Engine, emulated: 
     body = "    switch (inst->op) {\n"
     trap = "    if (K3_LANE0 && c->rank == 1u) k3_trap(c, K3_FAULT_NONFINITE, 7u);\n"
     device = replace(HIP, domains=2, edits=((body, trap + body),))
-    with pytest.raises(UnsoundError, match=r"rank 1: .*workgroup \d, worker \d: got a NaN .row 7."):
+    with pytest.raises(
+        UnsoundError, match=r"rank 1: .*workgroup \d, worker \d: got a NaN or .*row 7"
+    ):
         run(engine, emulated, device, "tiny_tp8", **SMALL | {"tp": 2})
 
 
