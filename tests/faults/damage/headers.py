@@ -89,9 +89,9 @@ def _overlap(folder: Path) -> None:
         header[Q]["data_offsets"] = header[Q.replace("q_proj", "k_proj")]["data_offsets"]
 
 
-def _over_cap(folder: Path) -> None:
-    length_word(folder / FILE, SAFETENSORS_CAP + 1)
-    os.truncate(folder / FILE, SAFETENSORS_CAP + 1_000_000)  # a hole: no bytes on disk
+def _over_cap(path: Path, over: int = 1) -> None:
+    length_word(path, SAFETENSORS_CAP + over)
+    os.truncate(path, SAFETENSORS_CAP + over + 999_999)  # a hole: no bytes on disk
 
 
 def _metadata(folder: Path, value: object) -> None:
@@ -121,8 +121,14 @@ HEADERS: tuple[Case, ...] = (
     refused("header length", "zero", lambda f: length_word(f / FILE, 0), FILE, "header"),
     refused("header length", "a hundred bytes short",
             lambda f: length_word(f / FILE, len(Raw.read(f / FILE).header) - 100), FILE, "JSON"),
-    refused("header length", "over the format's cap", _over_cap, FILE, "100000001 bytes",
-            "100000000", never="early truncated"),
+    refused("header length", "over the format's cap", lambda f: _over_cap(f / FILE), FILE,
+            "100000001 bytes", "100000000", never="early truncated"),
+    refused("header length", "over the format's cap by twice",
+            lambda f: _over_cap(f / shard_name(11), 2 * SAFETENSORS_CAP), shard_name(11),
+            "300000000 bytes", "100000000", never="early truncated"),
+    refused("header length", "over the format's cap in every file",
+            lambda f: [_over_cap(path) for path in all_files(f)], shard_name(1),
+            "100000001 bytes", "100000000", never="early truncated"),
     legal("header length", "100,000 bytes", lambda f: pad_header(f / FILE, 100_000)),
     legal("header length", "100,000 bytes, in every file",
           lambda f: [pad_header(path, 100_000) for path in all_files(f)]),
@@ -186,6 +192,8 @@ HEADERS: tuple[Case, ...] = (
             never="hole overlap"),
     refused("empty tensor", "in place of a norm", lambda f: reshape(f, NORM, (0,)), FILE, NORM,
             "[0]", "[160]", never="hole overlap"),
+    refused("empty tensor", "in place of a matrix", lambda f: reshape(f, Q, (0, 160)), FILE, Q,
+            "[0, 160]", "[128, 160]", never="hole overlap"),
     legal("metadata", "more keys", lambda f: _metadata(f, {"format": "pt", "né": "x" * 1000})),
     legal("metadata", "none", _no_metadata),
     legal("metadata", "at the end, names in another order", _reordered),

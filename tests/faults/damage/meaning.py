@@ -301,4 +301,7 @@ MEANING: tuple[Case, ...] = (
             CONFIG, "group_size", "16", "32"),
     refused("quantisation", "another format", _quant(lambda q: q.update(format="nvfp4-pack")),
             CONFIG, "nvfp4-pack", "mxfp4"),
+    refused("quantisation", "eight bits",
+            _quant(lambda q: q["config_groups"]["group_0"]["weights"].update(num_bits=8)),
+            CONFIG, "num_bits", "8", "4"),
 )  # fmt: skip

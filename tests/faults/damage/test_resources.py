@@ -21,6 +21,7 @@ from tests.faults.damage.record import RESOURCES, UNREADABLE, resource_answer
 
 REPO = Path(__file__).resolve().parents[3]
 NOBODY = 65534
+RUN_COPY = ("run", "--tp", 4, "--ids", 1, "--gen", 1)  # at this degree the cache gets a copy
 MB = 1_000_000
 
 
@@ -70,6 +71,14 @@ def test_disk_too_small_is_said_before_the_first_byte(
     assert "hint: " in answer.err
     assert fingerprint(disk) == older, "the older shards changed, or something was left"
     resource_answer("disk too small", "shard", answer)
+    shards = fingerprint(out)
+    answer = k3tool(*RUN_COPY, source, "--cache", disk / "cache")
+    assert answer.code == 1
+    assert f"{disk / 'cache'}: got " in answer.err
+    assert "bytes free, need" in answer.err
+    assert fingerprint(out) == shards
+    assert not list((disk / "cache").glob("*shards*"))
+    resource_answer("disk too small", "run", answer)
 
 
 def test_disk_that_fills_while_writing_keeps_the_older_shards(
@@ -85,10 +94,10 @@ def test_disk_that_fills_while_writing_keeps_the_older_shards(
     assert "no space left on device" in answer.err.lower()
     assert "Traceback" not in answer.err
     assert fingerprint(out) == older
+    resource_answer("disk fills while writing", "shard", answer)
     remount(disk, "size=60m")
     assert k3tool("shard", source, "--tp", 4, "-o", out, "--force").code == 0
     assert sorted(path.name for path in disk.iterdir()) == ["shards"]
-    resource_answer("disk fills while writing", "shard", answer)
 
 
 def test_disk_that_only_reads(k3tool: Callable, oracle: Callable, disk: Path) -> None:
@@ -158,13 +167,17 @@ def test_unreadable(name: str, open_place: Path) -> None:
 
 def test_target_folder_of_somebody_else(open_place: Path) -> None:
     (open_place / "outputs").chmod(0o555)
-    answer = as_nobody(
-        "shard", open_place / "ckpt", "--tp", 2, "-o", open_place / "outputs" / "shards"
-    )
-    assert answer.code == 1
-    assert "permission denied" in answer.err.lower()
-    assert list((open_place / "outputs").iterdir()) == []
-    resource_answer("target of somebody else", "shard", answer)
+    source, outputs = open_place / "ckpt", open_place / "outputs"
+    for command in (
+        ("shard", source, "--tp", 2, "-o", outputs / "shards"),
+        ("run", source, "--ids", 1, "--gen", 1, "--cache", outputs / "cache"),
+        ("inspect", source, "-o", outputs / "coverage.h5"),
+    ):
+        answer = as_nobody(*command)
+        assert answer.code == 1, answer
+        assert "permission denied" in answer.err.lower()
+        assert list(outputs.iterdir()) == []
+        resource_answer("target of somebody else", command[0], answer)
 
 
 # -- memory ------------------------------------------------------------------------------------

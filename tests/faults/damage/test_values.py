@@ -16,7 +16,12 @@ from tests.faults.damage.record import VALUES
 BF16_NAN, BF16_INF = b"\xc0\x7f", b"\x80\x7f"
 F32_INF = struct.pack("<f", float("-inf"))
 MOE = LAYERS + "2.block_sparse_moe."
-SCALE = MOE + "experts.4.w2.weight_scale"  # [64, 8]; element 77 is row 9, group 5
+SCALE = MOE + "experts.4.w2.weight_scale"  # [64, 8], of an expert that the prompt asks for
+SCALE_PLACES = {
+    "middle": (77, "row 9, group 5"),
+    "first": (0, "row 0, group 0"),
+    "last": (511, "row 63, group 7"),
+}
 EMBED = "language_model.model.embed_tokens.weight"
 
 
@@ -84,21 +89,29 @@ def test_non_finite_weight(bench: Bench, writable: Callable, name: str) -> None:
 
 
 @pytest.mark.parametrize("value", [253, 254, 255])
-def test_scale_that_leaves_the_range(bench: Bench, writable: Callable, value: int) -> None:
+@pytest.mark.parametrize("place", SCALE_PLACES)
+def test_scale_that_leaves_the_range(
+    bench: Bench, writable: Callable, value: int, place: str
+) -> None:
     folder = writable("tiny_tp8")
-    poke(folder, SCALE, 77, bytes([value]))
+    element, where = SCALE_PLACES[place]
+    poke(folder, SCALE, element, bytes([value]))
     shard = bench.shard(folder)
     assert shard.code == 3
     assert not list(bench.folder.iterdir())
-    words = (f"{SCALE}: row 9, group 5: got scale byte {value}", "need at most 252")
+    words = (f"{SCALE}: {where}: got scale byte {value}", "need at most 252")
     inspect, run, said = _refused_alike(bench, folder, file_of(folder, SCALE).name, *words)
     assert message("shard", shard, folder) == said
-    VALUES.verdicts[f"scale: {value}"] = Verdict(inspect.code, shard.code, run.code, said)
+    VALUES.verdicts[f"scale: {value}, {place}"] = Verdict(inspect.code, shard.code, run.code, said)
 
 
 @pytest.mark.parametrize("value", [0, 1])
-def test_small_scale_is_legal_and_counted(bench: Bench, writable: Callable, value: int) -> None:
+@pytest.mark.parametrize("place", SCALE_PLACES)
+def test_small_scale_is_legal_and_counted(
+    bench: Bench, writable: Callable, value: int, place: str
+) -> None:
     folder = writable("tiny_tp8")
+    element, _ = SCALE_PLACES[place]
     with Checkpoint.open(folder) as checkpoint:
         before = sum(
             int((checkpoint.read(name) == value).sum())
@@ -106,12 +119,12 @@ def test_small_scale_is_legal_and_counted(bench: Bench, writable: Callable, valu
             if name.endswith("weight_scale")
         )
     assert before == 0
-    poke(folder, SCALE, 77, bytes([value]))
+    poke(folder, SCALE, element, bytes([value]))
     answer = bench.k3tool("inspect", folder, "--values", "--json")
     assert answer.code == 0
     assert _count_of_scale(json.loads(answer.out), value) == 1
     verdict, _ = bench.acceptance(folder, None)
-    VALUES.verdicts[f"scale: {value}, counted"] = verdict
+    VALUES.verdicts[f"scale: {value}, {place}, counted"] = verdict
 
 
 def _count_of_scale(report: dict, value: int) -> int:

@@ -6,7 +6,7 @@ from tests.faults.damage import page
 from tests.faults.damage.groups import CASES, GROUPS
 from tests.faults.damage.record import DAMAGE, RESOURCES, UNREADABLE, VALUES
 
-N_VALUES, N_ANSWERS = 12, 15
+N_VALUES, N_ANSWERS = 22, 18
 
 
 def test_the_page_shows_what_the_suite_found(request: pytest.FixtureRequest) -> None:
