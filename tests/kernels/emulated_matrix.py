@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 
+from k3tool.errors import K3Error
 from k3tool.runtime.options import RunOptions
 from k3tool.runtime.run import RunResult, run_model
 from tests.kernels.conftest import ROOT
@@ -87,4 +88,8 @@ def main(arguments: Sequence[str]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    try:
+        sys.exit(main(sys.argv[1:]))
+    except K3Error as error:
+        print(error.text("emulate-gpu"), file=sys.stderr)
+        sys.exit(error.exit_code)
