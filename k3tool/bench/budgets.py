@@ -78,7 +78,7 @@ def bench_budgets(asked: Asked) -> BenchReport:
     control = _run(asked, None, ids=(*asked.ids[:-1], (asked.ids[-1] + 1) % config.vocab_size))
     resident = _run(asked, None)
     rows = [_run(asked, size) for size in sizes]
-    return _report(asked, resident, control, rows)
+    return report(asked, resident, control, rows)
 
 
 # -- one run -------------------------------------------------------------------------------------
@@ -146,7 +146,8 @@ def _device_rate(asked: Asked) -> float:
 # -- the report ----------------------------------------------------------------------------------
 
 
-def _report(asked: Asked, resident: Found, control: Found, rows: Sequence[Found]) -> BenchReport:
+def report(asked: Asked, resident: Found, control: Found, rows: Sequence[Found]) -> BenchReport:
+    """Return the report of some runs, the mapped one and the control beside them."""
     bound = [row for row in rows if _is_bound(row, resident)]
     shares = [row.device_share for row in bound if row.device_share is not None]
     total = sum(file.stat().st_size for file in _weight_files(asked))

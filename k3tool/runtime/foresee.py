@@ -12,6 +12,7 @@ from k3tool.checkpoint.reader import Checkpoint
 from k3tool.checkpoint.shards import SHARDS_NAME, Shards
 from k3tool.compiler.compile import compile_plan
 from k3tool.compiler.plan import Plan
+from k3tool.isa.table import PAGE_TOKENS
 from k3tool.memory import rooms
 from k3tool.model.config import K3Config
 from k3tool.runtime.budget import (
@@ -84,6 +85,19 @@ def ends(source: Path, tp: int | None) -> tuple[int, int]:
     Raises: ArtifactError for the source.
     """
     return budget_ends(_compiler(source, tp, None), DEFAULT_CHUNK)
+
+
+def context_bytes(source: Path, tp: int | None) -> int:
+    """Return the bytes that one more position takes in the caches of one rank."""
+    pages = [
+        sum(
+            t.n_bytes
+            for t in _compiler(source, tp, n * PAGE_TOKENS)(1).tensors
+            if t.role == "state"
+        )
+        for n in (1, 2)
+    ]
+    return (pages[1] - pages[0]) // PAGE_TOKENS
 
 
 def _compiler(source: Path, tp: int | None, ctx: int | None) -> Callable[[int], Plan]:

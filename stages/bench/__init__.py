@@ -14,6 +14,7 @@ from stages.bench import (
     gemv,
     inspect_checkpoint,
     io,
+    long_run,
     shard,
     simulate,
 )
@@ -28,6 +29,7 @@ SUBCOMMANDS = (
     io.command,
     cache.command,
     budgets.command,
+    long_run.command,
 )
 
 
@@ -46,6 +48,7 @@ def command() -> None:
       k3tool bench io CKPT --depth 4
       k3tool bench cache experts.trace
       k3tool bench budgets CKPT
+      k3tool bench long CKPT
     """
 
 

@@ -1,0 +1,84 @@
+"""The proof of budgets: its meters see what they are to see, and each limit can be missed."""
+
+import mmap
+import os
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from k3tool.bench import budgets
+from k3tool.bench.memory_watch import MemoryWatch, sample
+from k3tool.bench.page_cache import cached_bytes, evict
+
+MEGABYTES = 10**6
+ASKED = budgets.Asked(Path("ckpt"), (), 2, (1,), 2, 1, None, "f32")
+RESIDENT = budgets.Found(None, 900 * MEGABYTES, "aa", 1.0, 0, 0, None)
+GOOD = budgets.Found(300 * MEGABYTES, 290 * MEGABYTES, "aa", 4.0, 7 * 10**9, 10, 2e9)
+HOLDER = "x = bytearray(60_000_000); x[::4096] = b'1' * len(x[::4096]); print(flush=True); input()"
+
+
+def test_the_watch_counts_one_child() -> None:
+    with subprocess.Popen(
+        ["/bin/sh", "-c", '"$@"; exit', "sh", sys.executable, "-S", "-c", HOLDER],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+    ) as process:  # fmt: skip
+        watch = MemoryWatch(process.pid)
+        watch.start()
+        assert process.stdout is not None
+        process.stdout.readline()
+        time.sleep(0.1)
+        watch.stop()
+        process.communicate(b"\n")
+    assert watch.peak.children >= 60 * MEGABYTES
+    assert watch.peak.own < 60 * MEGABYTES
+    assert sample(process.pid).total == 0, "nothing is left of a process that ended"
+
+
+def test_cached_bytes_are_counted_and_dropped(tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    file.write_bytes(os.urandom(64 * mmap.PAGESIZE))
+    assert cached_bytes([file]) == 64 * mmap.PAGESIZE
+    evict([file])
+    if cached_bytes([file]):
+        pytest.skip("NOT RUN: this file system keeps its pages")
+    file.read_bytes()
+    assert cached_bytes([file]) == 64 * mmap.PAGESIZE
+
+
+@pytest.fixture
+def made(tmp_path: Path) -> budgets.Asked:
+    (tmp_path / "w.safetensors").write_bytes(bytes(10**6))
+    return replace(ASKED, source=tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("changes", "missed"),
+    [
+        ({}, ""),
+        ({"digest": "bb"}, "resident hash"),
+        ({"peak_bytes": 301 * MEGABYTES}, "peak over its budget"),
+        ({"cached_bytes": 10**6}, "page cache"),
+        ({"step_seconds": 9.0}, "share of the device"),
+    ],
+)
+def test_each_limit_can_be_missed(
+    made: budgets.Asked, changes: dict[str, object], missed: str
+) -> None:
+    control = replace(RESIDENT, digest="cc")
+    rows = [GOOD, replace(GOOD, **changes)]
+    report = budgets.report(made, RESIDENT, control, rows)
+    names = [limit.name for limit in report.limits if not limit.is_held]
+    assert len(names) == bool(missed)
+    assert missed in " ".join(names)
+
+
+def test_a_meter_that_sees_nothing_is_noticed(made: budgets.Asked) -> None:
+    blind = replace(RESIDENT, peak_bytes=10)
+    report = budgets.report(made, blind, RESIDENT, [GOOD])
+    names = [limit.name for limit in report.limits if not limit.is_held]
+    assert len(names) == 2
+    assert all(name.startswith("control: ") for name in names)
