@@ -23,6 +23,7 @@ from k3tool.compiler.meaning import (
     weight_faults,
 )
 from k3tool.compiler.order import Order, Ordering, counter_name
+from k3tool.compiler.param_checks import check_plan_params, check_stream_params, readable
 from k3tool.compiler.plan import PLAN_SCHEMA, Plan, load_plan
 from k3tool.compiler.record_checks import record_faults, state_faults, tensor_faults
 from k3tool.compiler.theorems import prove_fired
@@ -64,11 +65,16 @@ def verify_stream(isa_path: str | Path) -> list[Check]:
 
 def check_program(isa: Isa, where: str) -> list[Check]:
     """Run checks F and G on a program in memory; `where` names it in messages."""
+    if lack := readable(isa.params):
+        rest = [c for c in _no_stream("parameters cannot be read") if c.name != "F params"]
+        return sorted([failed("F params", lack), *rest], key=lambda check: check.name)
     checks, orders = check_stream(isa, where)
     if orders:
+        checks.append(check_stream_params(isa))
         checks += _meaning("F", isa.params, orders, isa.tp)
     else:
-        checks.append(not_run("F meaning", "the stream's tables are broken"))
+        names = ("F params", "F meaning")
+        checks += [not_run(name, "the stream's tables are broken") for name in names]
     return sorted([*checks, *check_ranks(isa, orders)], key=lambda check: check.name)
 
 
@@ -95,7 +101,9 @@ def require_proved(checks: Sequence[Check], what: str) -> None:
 
 
 def _no_stream(reason: str) -> list[Check]:
-    return [not_run(name, reason) for name in (*STREAM_CHECKS, "F meaning", *RANK_CHECKS)]
+    return [
+        not_run(name, reason) for name in (*STREAM_CHECKS, "F params", "F meaning", *RANK_CHECKS)
+    ]
 
 
 def _require_descent(plan: Plan, isa: Isa, where: str) -> None:
@@ -117,15 +125,21 @@ def verify_plan(path: str | Path) -> list[Check]:
     return sorted([*checks, *rest], key=lambda check: check.name)
 
 
-def _unreadable() -> list[Check]:
-    names = ("A rewrites", "A meaning", "A weights", "B records", "B slices", "C memory",
-             "C tensors", "D thresholds", "D acyclic", "D ordered", "D steps")  # fmt: skip
-    return [not_run(name, "the wire form does not decode") for name in names]
+def _unreadable(reason: str = "the wire form does not decode") -> list[Check]:
+    names = ("A params", "A rewrites", "A meaning", "A weights", "B opcodes", "B records",
+             "B slices", "C memory", "C tensors", "D thresholds", "D acyclic", "D ordered",
+             "D steps")  # fmt: skip
+    return [not_run(name, reason) for name in names]
 
 
 def check_plan(plan: Plan) -> list[Check]:
     """Run every check of A to D on a plan in memory."""
-    checks = [outcome("A rewrites", prove_fired(plan))]
+    checks = check_plan_params(plan)
+    if readable(plan.params) or checks[1].status == "FAIL":
+        have = {check.name for check in checks}
+        rest = _unreadable("parameters or opcodes cannot be read")
+        return [*checks, *(check for check in rest if check.name not in have)]
+    checks.append(outcome("A rewrites", prove_fired(plan)))
     empty = [name for name, phase in plan.phases.items() if len(phase.packets) == 0]
     if empty or not plan.phases:
         return [

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 
+from k3tool.compiler.memory import aligned
 from k3tool.compiler.order import Ordering
 from k3tool.compiler.plan import Tensor
 from k3tool.isa.access import Access, accesses
@@ -149,7 +150,17 @@ def check_memory(c: Ordering) -> tuple[str, list[str]]:
             other = c.tensors[segment.handle].name
             text = f"{c.name(index)} reads {tensor.name}, whose bytes {other} overwrote"
             faults.append(f"{text} in {c.name(segment.writer)}")
+    faults += _size_faults(c)
     return f"{reads} reads of placed memory", list(dict.fromkeys(faults))
+
+
+def _size_faults(c: Ordering) -> Iterator[str]:
+    """A phase's arena and its part of the peer segment end where their last buffers do."""
+    for space in ("arena", "peer"):
+        own = [t for t in c.tensors if t.role == space and t.phase == c.phase_name]
+        need = max((aligned(t.offset + t.n_bytes) for t in own), default=0)
+        if c.limits[space] != need:
+            yield f"the {space} of {c.phase_name} has {c.limits[space]} bytes, its buffers {need}"
 
 
 def held_at_start(c: Ordering) -> set[int]:

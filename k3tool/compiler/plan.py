@@ -200,7 +200,15 @@ def program_params(file: Artifact) -> dict[str, Any]:
     `config` may be absent (a check then is NOT RUN) and is the model reader's to refuse.
     Raises: ArtifactError naming file and field.
     """
-    fields = params_of(file)
+    require_params(params_of(file))
+    return file.params
+
+
+def require_params(fields: Fields) -> None:
+    """Refuse a program's parameters unless all that a reader takes from them is there and typed.
+
+    Raises: ArtifactError naming the field.
+    """
     fields.count("tp", least=1, most=MOST_RANKS)
     for name in ("workgroups", "chunk", "batch", "ctx"):
         fields.count(name, least=1, most=MOST.get(name, _MOST_POSITIONS))
@@ -211,9 +219,10 @@ def program_params(file: Artifact) -> dict[str, Any]:
     fields.text_table("theorems")
     fields.number_table("eps")
     fields.texts("rules_off")
-    if "residency" in file.params:
-        _require_residency(fields, file.params["residency"])
-    return file.params
+    fields.texts("rules")
+    fields.count("pages_per_slot", least=1, most=_MOST_POSITIONS)
+    if "residency" in fields.values:
+        _require_residency(fields, fields.values["residency"])
 
 
 def _require_residency(fields: Fields, found: object) -> None:

@@ -121,16 +121,16 @@ def _packet_faults(plan: Plan, phase: Phase, index: int, rows: Sequence[int]) ->
     """Yield what is wrong with where a packet's op comes from."""
     op = Op(int(phase.packets[index]["op"]))
     where = f"{phase.name} packet {index} {op.name}"
-    makers = _makers().get(PACKINGS.get(op, op), frozenset())
+    known = makers().get(PACKINGS.get(op, op), frozenset())
     absent = [row for row in rows if row >= len(plan.fired) or not plan.fired[row].used]
     if absent:
         yield f"{where}: rests on rule application {absent[0]}, which this plan does not use"
-    elif makers and not rows:
+    elif known and not rows:
         yield f"{where}: a fused op that no rule application made"
-    elif rows and not makers:
+    elif rows and not known:
         yield f"{where}: an op that no rule makes, said to rest on {plan.fired[rows[0]].rule}"
     elif rows:
-        mine = [plan.fired[row] for row in rows if plan.fired[row].rule in makers]
+        mine = [plan.fired[row] for row in rows if plan.fired[row].rule in known]
         here = _results(plan, phase, index)
         if not SPECS[op].outputs:  # written in place: the buffer is all values' that lie in it
             if not any(_is_made(row, op, phase.packets[index]) for row in mine):
@@ -174,7 +174,7 @@ def _places(row: Fired) -> set[str]:
 
 
 @cache
-def _makers() -> dict[Op, frozenset[str]]:
+def makers() -> dict[Op, frozenset[str]]:
     """Return for each op that rules make their names."""
     ops = {op for rule in RULES for op in rule.made_ops()}
     return {op: frozenset(rule.name for rule in RULES if op in rule.made_ops()) for op in ops}

@@ -72,6 +72,10 @@ def set_tensor(what: Any, name: str, **fields: Any) -> Any:
     return replace(what, tensors=tuple(rows))
 
 
+def with_params(what: Any, **params: Any) -> Any:
+    return replace(what, params={**what.params, **params})
+
+
 def single_linears(rows: Columns) -> list[int]:
     """Return plain linears of one weight each: their slots hold no run."""
     linear = has(x="in", w="weight", y="out")

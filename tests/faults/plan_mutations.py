@@ -23,6 +23,7 @@ from tests.faults.mutations import (
     set_tensor,
     single_linears,
     table_of,
+    with_params,
 )
 
 PLAN: list[Mutation] = []
@@ -352,3 +353,53 @@ def _(plan: Plan) -> Broken:
 def _(plan: Plan) -> Broken:
     theorems = dict.fromkeys(plan.params["theorems"], "0" * 64)
     return Broken(replace(plan, params={**plan.params, "theorems": theorems}), None)
+
+
+# -- what it says of itself ------------------------------------------------------------------------
+
+
+def with_size(plan: Plan, name: str, by: int) -> Plan:
+    phase = plan.phases["decode"]
+    phase = replace(phase, **{name: getattr(phase, name) + by})
+    return replace(plan, phases={**plan.phases, "decode": phase})
+
+
+@on_plan("an arena of a byte more", "C memory decode")
+def _(plan: Plan) -> Broken:
+    return Broken(with_size(plan, "arena_bytes", 1), None)
+
+
+@on_plan("a peer segment of a byte more", "C memory decode")
+def _(plan: Plan) -> Broken:
+    return Broken(with_size(plan, "peer_bytes", 1), None)
+
+
+@on_plan("a page more for a slot", "A params")
+def _(plan: Plan) -> Broken:
+    return Broken(with_params(plan, pages_per_slot=plan.params["pages_per_slot"] + 1), None)
+
+
+@on_plan("a rule that it rests on is not said", "A params")
+def _(plan: Plan) -> Broken:
+    return Broken(with_params(plan, rules=plan.params["rules"][1:]), None)
+
+
+@on_plan("a rule that no packet rests on", "A params")
+def _(plan: Plan) -> Broken:
+    return Broken(with_params(plan, rules=[*plan.params["rules"], "zero-fuse"]), None)
+
+
+@on_plan("a rule is off that it rests on", "A params")
+def _(plan: Plan) -> Broken:
+    return Broken(with_params(plan, rules_off=["kda-heads-fuse"]), None)
+
+
+@on_plan("a theorem of a rule that it does not rest on", "A params")
+def _(plan: Plan) -> Broken:
+    return Broken(with_params(plan, theorems={**plan.params["theorems"], "zero-fuse": "0"}), None)
+
+
+@on_plan("another theorem", "A params")
+def _(plan: Plan) -> Broken:
+    name = plan.params["rules"][0]
+    return Broken(with_params(plan, theorems={**plan.params["theorems"], name: "0"}), None)

@@ -24,6 +24,7 @@ from tests.faults.mutations import (
     read_together,
     set_tensor,
     table_of,
+    with_params,
 )
 
 STREAM: list[Mutation] = []
@@ -395,3 +396,44 @@ def _(isa: Isa) -> Broken:
     arrivals = windows.arrivals.copy()
     arrivals[9, 1] += 1
     return Broken(with_windows(isa, arrivals=arrivals), 9)
+
+
+# -- what it says of itself ------------------------------------------------------------------------
+
+
+@on_stream("an arena of a byte more", "F memory decode")
+def _(isa: Isa) -> Broken:
+    return Broken(with_stream(isa, arena_bytes=isa.streams["decode"].arena_bytes + 1), None)
+
+
+@on_stream("a peer segment of a byte more", "F memory decode")
+def _(isa: Isa) -> Broken:
+    return Broken(with_stream(isa, peer_bytes=isa.streams["decode"].peer_bytes + 1), None)
+
+
+@on_stream("a page more for a slot", "F params")
+def _(isa: Isa) -> Broken:
+    return Broken(with_params(isa, pages_per_slot=isa.params["pages_per_slot"] + 1), None)
+
+
+@on_stream("a rule that it rests on is not said", "F params")
+def _(isa: Isa) -> Broken:
+    rules = [name for name in isa.params["rules"] if name != "kda-heads-fuse"]
+    theorems = {name: isa.params["theorems"][name] for name in rules}
+    return Broken(with_params(isa, rules=rules, theorems=theorems), None)
+
+
+@on_stream("a rule of no build", "F params")
+def _(isa: Isa) -> Broken:
+    return Broken(with_params(isa, rules=[*isa.params["rules"], "zero-fuse"]), None)
+
+
+@on_stream("a rule is off that it rests on", "F params")
+def _(isa: Isa) -> Broken:
+    return Broken(with_params(isa, rules_off=["kda-heads-fuse"]), None)
+
+
+@on_stream("another theorem", "F params")
+def _(isa: Isa) -> Broken:
+    name = isa.params["rules"][0]
+    return Broken(with_params(isa, theorems={**isa.params["theorems"], name: "0"}), None)

@@ -21,8 +21,8 @@ ODD: tuple[object, ...] = (
 ODD_ATTRS: tuple[Any, ...] = (-1, 1 << 40, "many", "", 0.5, float("nan"), True)
 # Told to a person and not read again, or read where it is there.
 UNREAD = {
-    "plan": {"chunk_note", "pages_per_slot", "rules", "priced_by", "config"},
-    "isa": {"pages_per_slot", "rules", "priced_by", "config"},
+    "plan": {"chunk_note", "priced_by", "config"},
+    "isa": {"priced_by", "config"},
     "tokens": {"gen", "prefill", "ignore_eos"},
     "shards": {"tp"},  # the attribute of this name is read
     "rank": {"tp", "rank"},

@@ -12,7 +12,13 @@ from click.testing import CliRunner
 
 from k3tool.artifact import Dataset, open_artifact, write_artifact
 from k3tool.checkpoint.sample_presets import PRESETS, preset_config
-from k3tool.compiler.checks import check_plan, require_proved, verify_program
+from k3tool.compiler.checks import (
+    check_plan,
+    check_program,
+    is_proved,
+    require_proved,
+    verify_program,
+)
 from k3tool.compiler.compile import compile_plan
 from k3tool.compiler.hazards import check_ordered
 from k3tool.compiler.order import Order
@@ -21,7 +27,7 @@ from k3tool.errors import UnsoundError
 from k3tool.isa.columns import GATE, PACKET_REARM, WAIT_DTYPE
 from k3tool.isa.emit import emit
 from k3tool.isa.stream import save_isa
-from k3tool.isa.table import isa_hash
+from k3tool.isa.table import Op, isa_hash
 from k3tool.model.config import K3Config
 from k3tool.verdict import Check, is_sound
 from stages.cli import run_command
@@ -251,6 +257,50 @@ def test_a_check_that_was_not_run_is_a_failure(
     assert "NOT RUN A meaning: no config is recorded to compare with" in out.out
     assert "FAIL: " in out.out.splitlines()[-1]
     assert "NOT RUN A meaning" in out.err
+
+
+# -- programs in memory that no file could hold ----------------------------------------------------
+
+
+def shortcomings(checks: list[Check]) -> dict[str, str]:
+    return {check.name: check.detail for check in checks if check.status == "FAIL"}
+
+
+@pytest.mark.parametrize(
+    "name", ["tp", "target", "workgroups", "chunk", "batch", "ctx", "pages_per_slot", "numerics",
+             "eps", "rules", "rules_off", "theorems"],
+)  # fmt: skip
+def test_a_program_that_lacks_a_parameter_fails_by_name(made: Plan, name: str) -> None:
+    params = {key: value for key, value in made.params.items() if key != name}
+    isa = emit(made, "cpu")
+    for letter, checks in (
+        ("A", check_plan(replace(made, params=params))),
+        ("F", check_program(replace(isa, params=params), "here")),
+    ):
+        found = shortcomings(checks)
+        assert list(found) == [f"{letter} params"]
+        assert found[f"{letter} params"].startswith(f"{name}: got ")
+        assert not is_proved(checks)
+    assert is_proved(check_plan(made)), "the control"
+    assert is_proved(check_program(isa, "here"))
+
+
+@pytest.mark.parametrize(
+    ("op", "word"), [(250, "unknown"), (3, "ROUND_BF16"), (int(Op.MOE_UP), "MOE_UP"),
+                     (int(Op.DEQUANT_MXFP4), "DEQUANT_MXFP4"), (int(Op.ARGMAX_ALL), "ARGMAX_ALL")],
+)  # fmt: skip
+def test_an_op_that_is_no_instruction_fails_by_name(made: Plan, op: int, word: str) -> None:
+    checks = check_plan(packet(2, op=op)(made))
+    assert shortcomings(checks) == {
+        "B opcodes": f"decode packet 2: opcode {op} ({word}) is no instruction"
+    }
+    isa = emit(made, "cpu")
+    records = [r.copy() for r in isa.streams["decode"].instructions]
+    for rank in records:
+        rank[2, 0] = op
+    stream = replace(isa.streams["decode"], instructions=tuple(records))
+    broken = replace(isa, streams={**isa.streams, "decode": stream})
+    assert "instruction 2: opcode" in shortcomings(check_program(broken, "here"))["F tables"]
 
 
 def test_json_holds_every_check(made: Plan, tmp_path: Path) -> None:

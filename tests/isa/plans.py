@@ -104,7 +104,8 @@ def plan() -> Plan:
     phases = {"decode": phase("decode", 1, handle), "prefill": phase("prefill", 3, handle)}
     params = {"tp": RANKS, "target": "cpu", "workgroups": WORKGROUPS, "chunk": 3, "batch": 1,
               "ctx": 4096, "checkpoint_identity": "", "numerics": {"mode": "f32", "version": 1},
-              "eps": {}, "rules_off": []}  # fmt: skip
+              "eps": {}, "rules_off": [], "rules": sorted(MADE_BY),
+              "pages_per_slot": 16}  # fmt: skip
     params["theorems"] = {rule.name: theorem_hash(rule) for rule in RULES if rule.name in MADE_BY}
     fired = tuple(
         Fired(rule, f"{name}.{root}", binding.replace("@", f"{name}."), True)

@@ -1,0 +1,99 @@
+"""Whether what a plan or stream says of itself is what its packets are: checks A params, F params.
+
+Parameters steer readers that index without looking (pages per slot) and say what a program rests on
+(rules, their theorems). Here they are compared with each other, with this build's rules, and with
+the ops that the program executes.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+from k3tool.compiler.dag import PACKINGS
+from k3tool.compiler.plan import Plan, require_params
+from k3tool.compiler.rules import FUSIONS, RULES
+from k3tool.compiler.theorems import makers, theorem_hash
+from k3tool.errors import ArtifactError
+from k3tool.fields import Fields
+from k3tool.isa.columns import spec_of
+from k3tool.isa.stream import Isa
+from k3tool.isa.table import PAGE_TOKENS, RESERVED, Op
+from k3tool.verdict import Check, outcome
+
+
+def check_plan_params(plan: Plan) -> list[Check]:
+    """Check a plan's parameters and opcodes. What fails here keeps other checks from running."""
+    columns = {name: phase.packets["op"].tolist() for name, phase in plan.phases.items()}
+    unknown = list(_opcode_faults(columns))
+    used = sorted({row.rule for row in plan.fired if row.used})
+    lack = readable(plan.params)
+    faults = [lack] if lack else list(_param_faults(plan.params, used))
+    if not lack and not unknown:
+        faults += _unmade(plan.params, {op for column in columns.values() for op in column})
+    n = sum(map(len, columns.values()))
+    return [
+        outcome("A params", (f"{len(plan.params)} parameters", faults)),
+        outcome("B opcodes", (f"{n} packets of known ops", unknown)),
+    ]
+
+
+def check_stream_params(isa: Isa) -> Check:
+    """Check a stream's parameters; its tables are sound, its parameters readable."""
+    faults = list(_param_faults(isa.params, None))
+    if isa.target != isa.params["target"]:
+        faults.append(f"target {isa.params['target']} of a stream for {isa.target}")
+    rows = (row for s in isa.streams.values() for row in s.instructions[0][:, 0].tolist())
+    faults += _unmade(isa.params, {row & 0xFFFF for row in rows})
+    return outcome("F params", (f"{len(isa.params)} parameters", faults))
+
+
+def readable(params: Mapping[str, Any]) -> str | None:
+    """Return what a program's parameters lack that checks read, None if nothing."""
+    try:
+        require_params(Fields(params, "params"))
+    except ArtifactError as error:
+        return f"{error.object.removeprefix('params: ')}: got {error.got}, need {error.need}"
+    return None
+
+
+def _opcode_faults(columns: Mapping[str, Sequence[int]]) -> Iterator[str]:
+    for phase, column in columns.items():
+        for index, op in enumerate(column):
+            if spec_of(op) is None:
+                name = Op(op).name if op in set(Op) else RESERVED.get(op, "unknown")
+                yield f"{phase} packet {index}: opcode {op} ({name}) is no instruction"
+
+
+def _param_faults(params: Mapping[str, Any], used: list[str] | None) -> Iterator[str]:
+    pages = -(-params["ctx"] // PAGE_TOKENS)
+    if params["pages_per_slot"] != pages:
+        yield f"pages_per_slot {params['pages_per_slot']}, a context of {params['ctx']} has {pages}"
+    rules, off, theorems = params["rules"], params["rules_off"], params["theorems"]
+    if used is not None and rules != used:
+        yield f"rules {_names(rules)}, its packets rest on {_names(used)}"
+    if rules != sorted(set(rules)):
+        yield f"rules {_names(rules)} are not each once, in order"
+    known = {rule.name: rule for rule in RULES}
+    for name in rules:
+        if name not in known:
+            yield f"rule {name}: not a rule of this build"
+        elif theorems.get(name) != theorem_hash(known[name]):
+            yield f"rule {name}: its theorem is another than this build's"
+    if spare := set(theorems) - set(rules):
+        yield f"theorems of {_names(sorted(spare))}, which it does not rest on"
+    for name in off:
+        if name not in FUSIONS:
+            yield f"rules_off {name}: no rule that a plan can be without"
+        elif name in rules:
+            yield f"rule {name} is off, and the program rests on it"
+
+
+def _unmade(params: Mapping[str, Any], ops: Iterable[int]) -> Iterator[str]:
+    """Yield ops that only rules make, where none of the program's rules does."""
+    for op in map(Op, sorted(ops)):
+        own = makers().get(PACKINGS.get(op, op), frozenset())
+        if own and not own & set(params["rules"]):
+            yield f"{op.name} is made by {_names(sorted(own))}, of which the program rests on none"
+
+
+def _names(names: Iterable[str]) -> str:
+    return ", ".join(names) or "none"
