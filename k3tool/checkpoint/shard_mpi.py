@@ -31,8 +31,10 @@ class Group:
         try:
             from mpi4py import MPI
         except (ImportError, RuntimeError) as error:
+            absent = isinstance(error, ModuleNotFoundError)
+            got = "no module mpi4py" if absent else str(error)
             raise TargetError(
-                "--mpi", got=str(error), need="mpi4py and an MPI library",
+                "--mpi", got=got, need="mpi4py and an MPI library",
                 hint="pip install 'k3tool[mpi]', and mpirun of Open MPI or MPICH",
             ) from None  # fmt: skip
         self._comm: Any = MPI.COMM_WORLD
