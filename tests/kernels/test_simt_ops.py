@@ -18,32 +18,38 @@ from k3tool.isa.table import SPECS, Op
 from tests.kernels import test_ops, test_ops_rounded
 from tests.kernels.bodies import Bodies
 from tests.kernels.conftest import ROOT
-from tests.kernels.op_cases import CASES, T
+from tests.kernels.op_cases import CASES, TOP_K, T, experts
 from tests.kernels.test_ops import execute, ids
 from tests.kernels.test_simt_leaves import FLAGS, FOLDER, FORWARD, REVERSE, STRIDED, VENDOR_LANES
 
 
 @pytest.fixture(scope="session")
 def simt_bodies_of(tmp_path_factory):
-    """Return ``load(vendor, *defines) -> Bodies`` compiled for that vendor's block."""
+    """Return ``load(vendor, *defines, **headers) -> Bodies`` compiled for that vendor's block.
+
+    `headers` are texts that stand for those of ops.
+    """
     folder, made = tmp_path_factory.mktemp("simt_ops"), {}
 
-    def load(vendor, *defines):
-        if (vendor, defines) not in made:
+    def load(vendor, *defines, **headers):
+        if (vendor, defines, *headers.items()) not in made:
             include = folder / str(len(made))
-            include.mkdir()
+            (include / "ops").mkdir(parents=True, exist_ok=True)
+            for op, altered in headers.items():  # found first, and its guard keeps the other out
+                (include / "ops" / f"{op}.h").write_text(altered)
             names = [spec.name.lower() for spec in SPECS.values() if vendor in spec.targets]
             text = "".join(f'#include "ops/{name}.h"\n' for name in names)
             (include / "k3_ops.h").write_text(text)
             flags = [*FLAGS, *defines, f"-DK3_HOST_LANES={VENDOR_LANES[vendor]}",
                      f"-DK3_SIMT_OPS=K3_OPS_{vendor.upper()}_DECODE"]  # fmt: skip
-            folders = [f"-I{f}" for f in (include, FOLDER, ROOT / "kernels_common")]
+            common = ROOT / "kernels_common"
+            folders = [f"-I{f}" for f in (include, FOLDER, common, common / "ops")]
             source, path = FOLDER / "ops_simt.cpp", include / "ops.so"
             command = ["g++", *flags, *folders, str(source), "-o", str(path)]
             done = subprocess.run(command, capture_output=True, text=True, check=False)
             assert done.returncode == 0, done.stderr
-            made[vendor, defines] = Bodies(vendor, path)
-        return made[vendor, defines]
+            made[vendor, defines, *headers.items()] = Bodies(vendor, path)
+        return made[vendor, defines, *headers.items()]
 
     return load
 
@@ -145,3 +151,42 @@ def test_control_without_barriers_the_bits_differ(body_library, simt_bodies_of, 
         got = execute(bodies, CASES[op], check_fault=False)
         differs.append(not all(np.array_equal(g, w) for g, w in zip(got, want, strict=True)))
     assert any(differs)
+
+
+# Ops that walk the experts chosen: without any barrier they would walk what is not there, so
+# barriers of their own are taken out alone: (op, which of its header's). Of MOE_DOWN_MXFP4's three
+# only the one between an expert's sums and their addition is here: where the other two stand, the
+# walk's next step (moe_union.h) waits as well, so taking those out changes no bit.
+OWN_BARRIERS = [(Op.MOE_GLU_MXFP4, 0), (Op.MOE_GLU_MXFP4, 1), (Op.MOE_DOWN_MXFP4, 1)]
+IN_HEADER = {Op.MOE_GLU_MXFP4: 2, Op.MOE_DOWN_MXFP4: 3}
+
+
+@pytest.mark.parametrize(("op", "nth"), OWN_BARRIERS, ids=lambda x: getattr(x, "name", str(x)))
+def test_control_without_one_barrier_the_bits_differ(body_library, simt_bodies_of, op, nth):
+    name = op.name.lower()
+    parts = (ROOT / "kernels_common" / "ops" / f"{name}.h").read_text().split("K3_SYNC(c);")
+    assert len(parts) == 1 + IN_HEADER[op], "a barrier came or went"
+    without = f"{parts[nth]}(void)c;{parts[nth + 1]}"
+    altered = "K3_SYNC(c);".join([*parts[:nth], without, *parts[nth + 2 :]])
+    bodies = simt_bodies_of("cuda", **{name: altered})
+    case = several_tiles_of_experts() if op == Op.MOE_GLU_MXFP4 else CASES[op]
+    want = execute(body_library("scalar"), case)
+    whole, differs = simt_bodies_of("cuda"), []
+    for order in (FORWARD, REVERSE, STRIDED):
+        whole.lib.t_order(order)
+        assert np.array_equal(execute(whole, case)[0], want[0]), "the control"
+        bodies.lib.t_order(order)
+        got = execute(bodies, case, check_fault=False)
+        differs.append(not all(np.array_equal(g, w) for g, w in zip(got, want, strict=True)))
+    assert any(differs)
+
+
+def several_tiles_of_experts():
+    """MOE_GLU_MXFP4 with more rows than one tile holds: the next one overwrites both products."""
+    case, rows = CASES[Op.MOE_GLU_MXFP4], 150
+    (w1, _, k1), (w3, _, k3) = (experts(seed, rows, int(case.params["K"])) for seed in (21, 22))
+    stored = {**case.stored, "w1": w1, "w3": w3}
+    width = TOP_K * rows
+    return replace(
+        case, n_units=rows, width=width, stored=stored, out_shape=(T, width), keep=[*k1, *k3]
+    )
