@@ -16,7 +16,7 @@ from k3tool.compiler.order import Ordering
 from k3tool.compiler.plan import NUMERICS_VERSION, Tensor
 from k3tool.compiler.record_checks import handles_of, results_of
 from k3tool.compiler.rules import RULES, Term
-from k3tool.errors import K3Error
+from k3tool.errors import K3Error, shown
 from k3tool.isa.columns import spec_of
 from k3tool.isa.table import PAGE_TOKENS, Op, OpSpec
 from k3tool.model.config import K3Config
@@ -53,7 +53,7 @@ def mode_of(params: Mapping[str, Any]) -> str:
     if found not in MODES:
         raise K3Error("the recorded numerics", got=found, need=" or ".join(MODES))
     if numerics.get("version") != NUMERICS_VERSION:
-        got = f"version {numerics.get('version')}"
+        got = f"version {shown(numerics.get('version'))}"
         raise K3Error("the recorded numerics", got=got, need=f"version {NUMERICS_VERSION}")
     return str(found)
 
