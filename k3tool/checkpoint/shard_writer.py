@@ -342,6 +342,8 @@ def require_least_space(config: K3Config, tp: int, out: Path, ranks: Sequence[in
     """
     held = held_bytes(work_path(out, tp, ranks) / "set")
     place = next(parent for parent in out.absolute().parents if parent.is_dir())
+    if not os.statvfs(place).f_blocks:
+        return  # no disk, such as /proc: that no folder can be made there is said when it is made
     need = folder_bytes(rank_bytes(config, tp).total, n_tensors(config)) * len(ranks) - held
     _require_space(out.parent, place, need, len(ranks))
 
