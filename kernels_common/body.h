@@ -15,6 +15,8 @@
 #include "leaves.h"
 
 #define K3_TILE_ROWS 64u  /* rows that a body keeps in scratch between two leaves */
+/* The same of several tokens, whose x a leaf packs once a call. */
+#define K3_GLU_ROWS(n_tok) ((n_tok) == 1u ? K3_TILE_ROWS : 4u * K3_TILE_ROWS)
 #define K3_PART_EXTRA 16u /* words behind a part of a softmax: its maximum, its sum, zeros to a cache line's end */
 
 K3_FN const float *k3_in(const K3Ctx *c, const K3Inst *inst, uint32_t slot) {

@@ -7,7 +7,8 @@ asks for more at run time is a fault.
 
 from collections.abc import Mapping
 
-_SERVED = 16  # tokens that an expert serves at a time
+_SERVED = 32  # tokens that an expert serves at a time
+_TILE = 64  # rows between two leaves
 _HEADS = 4  # heads of latent attention that read the cache together
 _PAGE_HEADS = 16  # the same where a slice has a page of all heads
 
@@ -32,9 +33,14 @@ def norm_gemv(p: Mapping[str, int], t: int) -> int:
     return t * p["K"] + 64 + _even_odd(p["K"], t)
 
 
+def _glu_rows(t: int) -> int:
+    """Return the rows of a tile of a product of two linears: more where several tokens share it."""
+    return _TILE if t == 1 else 4 * _TILE
+
+
 def glu(p: Mapping[str, int], t: int) -> int:
     """Return floats for two tiles of rows and the leaf's."""
-    return 2 * t * 64 + 64 + _even_odd(p["K"], t)
+    return 2 * t * _glu_rows(t) + 64 + _even_odd(p["K"], t)
 
 
 def attn_res(p: Mapping[str, int], t: int) -> int:
@@ -119,12 +125,12 @@ def moe_up(p: Mapping[str, int], t: int) -> int:
 
 def moe_glu(p: Mapping[str, int], t: int) -> int:
     """Return floats for two tiles of rows of the tokens an expert serves, and the leaf's."""
-    return 2 * 64 * min(t, _SERVED) + _union(t) + 64 + _even_odd(p["K"], 1)
+    return 2 * _glu_rows(t) * min(t, _SERVED) + _union(t) + 64 + _even_odd(p["K"], 1)
 
 
 def moe_down(p: Mapping[str, int], t: int) -> int:
     """Return floats for all tokens' block sums, those of an expert's tokens, and the leaf's."""
-    sums = max(64 * 2, 32 * (t + min(t, _SERVED)))  # a token alone takes more rows at a time
+    sums = _TILE * (t + min(t, _SERVED))
     return p["n_blocks"] * sums + _union(t) + 64 + _even_odd(p["K"], p["top_k"])
 
 

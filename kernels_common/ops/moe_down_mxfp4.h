@@ -20,10 +20,10 @@ typedef struct K3Combine {
     int x_bf16; /* x holds bf16 values */
 } K3Combine;
 
-/* Several tokens' block sums are kept until the last expert, so fewer rows at a time. */
-#define K3_COMBINE_ROWS(n_tok) ((n_tok) == 1u ? K3_TILE_ROWS : 32u)
+/* Rows at a time. Block sums of all tokens are kept until the last expert; but with fewer rows an expert's tokens would be
+ * read, and packed by the leaf, more often than its weights. */
 #define K3_COMBINE_WORDS(n_tok, n_blocks) \
-    ((uint64_t)(n_blocks) * K3_COMBINE_ROWS(n_tok) * ((n_tok) + k3_min(n_tok, K3_EXPERT_TOKENS)) + K3_UNION_WORDS(n_tok))
+    ((uint64_t)(n_blocks) * K3_TILE_ROWS * ((n_tok) + k3_min(n_tok, K3_EXPERT_TOKENS)) + K3_UNION_WORDS(n_tok))
 
 /* acc of the tokens an expert serves: its block sums d, weighed by each token's route. size: sums of a token. */
 K3_FN void k3_combine_add(K3Ctx *c, const K3Combine *m, const K3Union *u, uint32_t n, uint32_t size,
@@ -56,7 +56,7 @@ K3_FN void k3_combine_soon(K3Ctx *c, const K3Combine *m, const K3Union *u, uint3
 
 /* Rows [u0, u1) of every token. work: K3_COMBINE_WORDS. */
 K3_FN void k3_combine(K3Ctx *c, const K3Combine *m, uint32_t u0, uint32_t u1, float *work) {
-    const uint32_t n_tok = c->step->n_tokens, rows = K3_COMBINE_ROWS(n_tok), nb = m->n_blocks;
+    const uint32_t n_tok = c->step->n_tokens, rows = K3_TILE_ROWS, nb = m->n_blocks;
     float *sums = work + K3_UNION_WORDS(n_tok);
     float *d = sums + (uint64_t)nb * rows * n_tok;
     uint32_t r, t, e, n;

@@ -16,7 +16,8 @@ typedef struct K3Glu {
     int round;
 } K3Glu;
 
-#define K3_GLU_WORDS(n_tok) (2u * (uint64_t)K3_TILE_ROWS * k3_min(n_tok, K3_EXPERT_TOKENS) + K3_UNION_WORDS(n_tok))
+#define K3_GLU_WORDS(n_tok) \
+    (2u * (uint64_t)K3_GLU_ROWS(n_tok) * k3_min(n_tok, K3_EXPERT_TOKENS) + K3_UNION_WORDS(n_tok))
 
 /* Behind w3's rows up to r of expert e come w1's next ones, or the next expert's. */
 K3_FN void k3_glu_soon(K3Ctx *c, const K3Glu *m, const K3Union *u, uint32_t e, uint32_t r, uint32_t u0, uint32_t u1) {
@@ -25,24 +26,25 @@ K3_FN void k3_glu_soon(K3Ctx *c, const K3Glu *m, const K3Union *u, uint32_t e, u
     k3_soon(c, m->w1[next].packed + (uint64_t)row * (m->K / 2u), m->w1[next].scale + (uint64_t)row * (m->K / K3_MX_GROUP));
 }
 
-/* Rows [u0, u1) of expert e for the n tokens that it serves. work: 2 n K3_TILE_ROWS. */
+/* Rows [u0, u1) of expert e for the n tokens that it serves. work: 2 n K3_GLU_ROWS. */
 K3_FN void k3_expert_glu(K3Ctx *c, const K3Glu *m, const K3Union *served, uint32_t e, uint32_t n, uint32_t u0, uint32_t u1,
                          float *work) {
-    float *g = work, *u = work + n * K3_TILE_ROWS;
+    const uint32_t tile = K3_GLU_ROWS(c->step->n_tokens);
+    float *g = work, *u = work + n * tile;
     uint32_t r, i;
-    for (r = u0; r < u1; r += K3_TILE_ROWS) {
-        const uint32_t rows = k3_min(K3_TILE_ROWS, u1 - r);
+    for (r = u0; r < u1; r += tile) {
+        const uint32_t rows = k3_min(tile, u1 - r);
         const uint64_t packed = (uint64_t)r * (m->K / 2u), scale = (uint64_t)r * (m->K / K3_MX_GROUP);
         k3_soon(c, m->w3[e].packed + packed, m->w3[e].scale + scale);
         k3_linear_mxfp4_at(c, m->w1[e].packed + packed, m->w1[e].scale + scale, 0u, rows, m->K, m->z, served->tokens, n, g,
-                           K3_TILE_ROWS, m->round);
+                           tile, m->round);
         k3_glu_soon(c, m, served, e, r + rows, u0, u1);
         k3_linear_mxfp4_at(c, m->w3[e].packed + packed, m->w3[e].scale + scale, 0u, rows, m->K, m->z, served->tokens, n, u,
-                           K3_TILE_ROWS, m->round);
+                           tile, m->round);
         K3_SYNC(c);
         for (i = 0; i < n; i++) {
             float *out = m->y + (uint64_t)served->at[i] * m->rows + r;
-            const float *gi = g + i * K3_TILE_ROWS, *ui = u + i * K3_TILE_ROWS;
+            const float *gi = g + i * tile, *ui = u + i * tile;
             K3_FOR(j, 0, rows) {
                 out[j] = k3_rnd(k3_situ(k3_rnd(gi[j], m->round), k3_rnd(ui[j], m->round), m->beta, m->linear), m->round);
             }

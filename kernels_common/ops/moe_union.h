@@ -8,7 +8,7 @@
 
 #include "body.h"
 
-#define K3_EXPERT_TOKENS 16u /* tokens that an expert serves at a time */
+#define K3_EXPERT_TOKENS 32u /* tokens that an expert serves at a time */
 #define K3_UNION_NONE 0xffffffffu
 
 typedef struct K3Union {
