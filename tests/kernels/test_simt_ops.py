@@ -183,7 +183,7 @@ def test_control_without_one_barrier_the_bits_differ(body_library, simt_bodies_o
 
 def several_tiles_of_experts():
     """MOE_GLU_MXFP4 with more rows than one tile holds: the next one overwrites both products."""
-    case, rows = CASES[Op.MOE_GLU_MXFP4], 150
+    case, rows = CASES[Op.MOE_GLU_MXFP4], 600
     (w1, _, k1), (w3, _, k3) = (experts(seed, rows, int(case.params["K"])) for seed in (21, 22))
     stored = {**case.stored, "w1": w1, "w3": w3}
     width = TOP_K * rows
