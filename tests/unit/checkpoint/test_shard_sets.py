@@ -16,7 +16,7 @@ from k3tool.checkpoint.shard_check import check_shards
 from k3tool.checkpoint.shard_layout import shard_files
 from k3tool.checkpoint.shard_writer import shard_checkpoint
 from k3tool.checkpoint.shards import Shards
-from k3tool.errors import ArtifactError, UsageError
+from k3tool.errors import ArtifactError, UsageError, listed
 from k3tool.model.config import K3Config
 from k3tool.model.vision import is_vision
 from k3tool.model.weight_slices import n_bytes, rank_shape
@@ -56,7 +56,7 @@ def test_nodes_write_one_set(oracle: Oracle, whole: Path, tmp_path: Path) -> Non
         if rank != 3:
             with pytest.raises(ArtifactError, match="only ranks") as caught:
                 Shards.open(gathered).rank(3)
-            assert str(sorted(set(range(4)) - set(held))) in str(caught.value.need)
+            assert listed(sorted(set(range(4)) - set(held))) in str(caught.value.need)
             assert "--rank 3" in str(caught.value.hint)
     assert tree(gathered) == tree(whole)
 
