@@ -18,6 +18,7 @@
 #include <unistd.h>
 
 #include "ftz.h"
+#include "thread.h"
 
 #define N_YIELDS 200u       /* fruitless passes that give the core away before sleeping */
 #define SLEEP_NS 30000      /* long enough to free a core, short against a token */
@@ -458,7 +459,7 @@ int k3_team_start(K3Team *team, const K3Image *image, const K3Memory *memory, co
             return -1;
         }
         if (t == 0) continue;
-        if (pthread_create(&team->workers[t].thread, NULL, worker_main, &team->workers[t]) != 0) {
+        if (k3_thread_start(&team->workers[t].thread, worker_main, &team->workers[t]) != 0) {
             snprintf(why, why_bytes, "thread %u of %u could not be started", t, team->n_workers);
             return -1;
         }

@@ -24,6 +24,7 @@
 #include "ftz.h"
 #include "measure.h"
 #include "proc.h"
+#include "thread.h"
 
 #ifndef K3_SOURCE_HASH
 #error "the build defines K3_SOURCE_HASH"
@@ -268,6 +269,7 @@ int main(int argc, char **argv) {
     Options o;
     if (argc == 2 && strcmp(argv[1], "--identity") == 0) return print_identity();
     if (argc == 2 && strcmp(argv[1], "--handlers") == 0) return print_handlers();
+    if (k3_first_stack() != 0) return refuse(5, "k3-cpu", "the stack limit is below 8 MiB; raise it: ulimit -s 8192");
     if (argc > 1 && strcmp(argv[1], "--measure-io") == 0) return k3_measure_io(argc - 2, argv + 2);
     if (argc > 1 && strcmp(argv[1], "--measure") == 0) return k3_measure(argc - 2, argv + 2);
     if (parse(&o, argc, argv) != 0) return refuse(2, "k3-cpu", "need --image F --shared F --records FD [--logits F] [--trace F] [--expert-trace FD] [--from N] [--copy 1] [--threads N] [--leaves L] [--deadline S]");

@@ -26,6 +26,7 @@
 #include "huge.h"
 #include "leaves/select.h"
 #include "proc.h"
+#include "thread.h"
 
 #define K3_MEASURE_ROWS 64u
 #define K3_MEASURE_ROUNDS 4000000u /* of fma: some 15 ms */
@@ -181,7 +182,7 @@ static int open_bench(Bench *b) {
     if (pthread_barrier_init(&b->start, NULL, b->n_threads) != 0 || pthread_barrier_init(&b->end, NULL, b->n_threads) != 0) return -1;
     for (uint32_t i = 0; i < b->n_threads; i++) b->thread[i] = (Thread){.bench = b, .index = i};
     for (uint32_t i = 1; i < b->n_threads; i++)
-        if (pthread_create(&b->thread[i].id, NULL, serve, &b->thread[i]) != 0) return -1;
+        if (k3_thread_start(&b->thread[i].id, serve, &b->thread[i]) != 0) return -1;
     pin(b, 0);
     k3_set_ftz();
     return 0;
