@@ -101,3 +101,25 @@ def test_a_signal_at_any_moment_of_the_start(
     assert process.returncode in (ours, -number), err
     if process.returncode == ours:
         assert "Traceback" not in err
+
+
+@pytest.mark.parametrize(
+    ("limit", "code", "says"),
+    [
+        ("-S -s 1024", 0, "2 tokens"),
+        ("-S -s 1024; ulimit -H -s 1024", 5, "the stack limit is below 8 MiB"),
+    ],
+)
+def test_leaves_have_the_stack_they_need_or_are_not_run(
+    oracle: Callable[[str], Path], tmp_path: Path, limit: str, code: int, says: str
+) -> None:
+    """A leaf keeps packed x on the stack; the default of a thread follows the limit."""
+    words = [sys.executable, "-m", "stages.cli", "run", oracle("tiny_tp8")]
+    words += ["--ids", ",".join(map(str, range(1, 40))), "--gen", "2", "--cache", tmp_path]
+    words += ["--ignore-eos", "--threads", "2"]
+    command = f"ulimit {limit}; exec " + " ".join(f"'{word}'" for word in words)
+    done = subprocess.run(
+        command, shell=True, capture_output=True, text=True, cwd=REPO, timeout=60
+    )
+    assert done.returncode == code, done.stderr
+    assert says in done.stderr
