@@ -71,8 +71,11 @@ def _coverage(path: Path, weights: Path | None) -> list[Check]:
     isa = load_isa(path)
     leaves, bound = None, _bound(isa)
     if weights is not None:
-        config, made_of = _open_model(weights)
+        config, made_of, tp = _open_model(weights)
         _require_related(path, isa, made_of)
+        if tp not in (None, isa.tp):
+            hint = f"compile a plan with --tp {tp}, or give the weights of that degree"
+            raise ArtifactError(f"{path}: tp", got=isa.tp, need=tp, hint=hint)
         leaves = expected_leaves(config)
     every_kind = K3Config.from_dict(preset_config(PRESETS["tiny"]), "the sample's config")
     own = handlers(isa.target)
@@ -88,13 +91,16 @@ def _bound(isa: Isa) -> Check:
     return passed(name, f"{identity[:16]}..")
 
 
-def _open_model(path: Path) -> tuple[K3Config, dict[str, str]]:
-    """Return a checkpoint's or shards' config and, by kind, the digests it can be known by."""
+def _open_model(path: Path) -> tuple[K3Config, dict[str, str], int | None]:
+    """Return a checkpoint's or shards' config, by kind the digests it can be known by, and the TP
+    degree it is split to: None for a checkpoint that is whole, which serves programs of any.
+    """
     if (path / SHARDS_NAME).exists():
         shards = Shards.open(path)
-        return shards.config, {"shards": shards.digest, "checkpoint": shards.identity}
+        made_of = {"shards": shards.digest, "checkpoint": shards.identity}
+        return shards.config, made_of, shards.tp
     with Checkpoint.open(path) as checkpoint:
-        return checkpoint.config, {"checkpoint": checkpoint.identity}
+        return checkpoint.config, {"checkpoint": checkpoint.identity}, checkpoint.tp
 
 
 def _require_related(path: Path, isa: Isa, made_of: dict[str, str]) -> None:

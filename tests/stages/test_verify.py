@@ -160,3 +160,18 @@ def test_coverage_refuses_a_program_made_from_other_weights(
     done = k3tool("verify", "coverage", tmp_path / "isa.h5", "--weights", oracle("tiny13"))
     assert done.code == 3
     assert "checkpoint: got cccccccccccccccc.." in done.err
+
+
+def test_coverage_refuses_shards_of_another_degree_and_takes_those_of_its_own(
+    k3tool: Run, tmp_path: Path, oracle: Callable[[str], Path]
+) -> None:
+    source, plan, isa = oracle("tiny_tp8"), tmp_path / "plan.h5", tmp_path / "isa.h5"
+    assert k3tool("compile-plan", source, "--tp", 4, "-o", plan).code == 0
+    assert k3tool("emit-isa", plan, "-o", isa).code == 0
+    for tp in (2, 4):
+        assert k3tool("shard", source, "--tp", tp, "-o", tmp_path / f"s{tp}").code == 0
+    done = k3tool("verify", "coverage", isa, "--weights", tmp_path / "s2")
+    assert (done.code, done.out) == (3, "")
+    assert "isa.h5: tp: got 4, need 2" in done.err
+    for own in (tmp_path / "s4", source):  # a whole checkpoint is of no degree
+        assert k3tool("verify", "coverage", isa, "--weights", own).code == 0
