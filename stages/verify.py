@@ -169,7 +169,7 @@ def ranks(files: tuple[Path, ...], strict: bool, as_json: bool) -> None:
 
 
 @command.command("plan", short_help="Prove a plan and its stream on their own bytes.")
-@click.argument("files", metavar="PLAN [ISA]", type=common.PATH, nargs=-1, required=True)
+@click.argument("files", metavar="PLAN [ISA]...", type=common.PATH, nargs=-1, required=True)
 @_strict("Changes nothing here: a check that was NOT RUN fails with it or without.")
 @common.as_json()
 def plan(files: tuple[Path, ...], strict: bool, as_json: bool) -> None:
@@ -179,6 +179,9 @@ def plan(files: tuple[Path, ...], strict: bool, as_json: bool) -> None:
     buffers overlap. D: counters order every access, no interleaving locks. E: the wire form. F: all
     of it again from the emitted instructions. G: the ranks together. Without ISA the stream is
     emitted in memory. A check that did not run is a failure here.
+
+    A file says itself whether it is a plan or a stream, so their order does not matter. A stream is
+    compared with its plan where there is one of each; of more files each is proved on its own.
 
     \b
     Example:

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -81,6 +82,19 @@ def test_json_carries_checks_and_verdict(k3tool: Run, tmp_path: Path) -> None:
     data = json.loads(done.out)
     assert data["sound"] is False
     assert [check["status"] for check in data["checks"]] == ["PASS", "FAIL"]
+
+
+def test_a_plan_and_its_stream_in_either_order(k3tool: Run, isa: Path) -> None:
+    plan, one = isa.parent / "plan.h5", k3tool("verify", "plan", isa)
+    done = k3tool("verify", "plan", plan, isa)
+    swapped = k3tool("verify", "plan", isa, plan)
+    assert (swapped.code, swapped.out, swapped.err) == (done.code, done.out, done.err)
+    assert one.out != done.out
+    made = plans.plan()
+    save_plan(replace(made, params=dict(made.params) | {"ctx": 7}), plan)
+    for files in ((plan, isa), (isa, plan)):  # of another plan: refused in either order too
+        assert k3tool("verify", "plan", *files).code == 3
+    assert "order does not matter" in " ".join(k3tool("verify", "plan", "--help").out.split())
 
 
 # -- coverage ------------------------------------------------------------------------------------
