@@ -22,6 +22,7 @@ from k3tool.compiler.meaning import (
     unknown_leaves,
     weight_faults,
 )
+from k3tool.compiler.meaning import state_faults as model_state_faults
 from k3tool.compiler.order import Order, Ordering, counter_name
 from k3tool.compiler.param_checks import check_plan_params, check_stream_params, readable
 from k3tool.compiler.plan import PLAN_SCHEMA, Plan, load_plan
@@ -33,6 +34,7 @@ from k3tool.isa.columns import GATE, PACKET_REARM, Columns
 from k3tool.isa.emit import emit
 from k3tool.isa.queues import slice_bounds
 from k3tool.isa.stream import Isa, read_isa
+from k3tool.model.graph import build_graph
 from k3tool.verdict import Check, failed, not_run, outcome, passed, summary
 
 
@@ -73,8 +75,7 @@ def check_program(isa: Isa, where: str) -> list[Check]:
         checks.append(check_stream_params(isa))
         checks += _meaning("F", isa.params, orders, isa.tp)
     else:
-        names = ("F params", "F meaning")
-        checks += [not_run(name, "the stream's tables are broken") for name in names]
+        checks += [not_run(name, "the stream's tables are broken") for name in _NO_MEANING]
     return sorted([*checks, *check_ranks(isa, orders)], key=lambda check: check.name)
 
 
@@ -100,10 +101,11 @@ def require_proved(checks: Sequence[Check], what: str) -> None:
         raise UnsoundError(what, got=got, need=f"every check to pass ({summary(checks)})")
 
 
+_NO_MEANING = ("F params", "F meaning", "F states")
+
+
 def _no_stream(reason: str) -> list[Check]:
-    return [
-        not_run(name, reason) for name in (*STREAM_CHECKS, "F params", "F meaning", *RANK_CHECKS)
-    ]
+    return [not_run(name, reason) for name in (*STREAM_CHECKS, *_NO_MEANING, *RANK_CHECKS)]
 
 
 def _require_descent(plan: Plan, isa: Isa, where: str) -> None:
@@ -126,9 +128,9 @@ def verify_plan(path: str | Path) -> list[Check]:
 
 
 def _unreadable(reason: str = "the wire form does not decode") -> list[Check]:
-    names = ("A params", "A rewrites", "A meaning", "A weights", "B opcodes", "B records",
-             "B slices", "C memory", "C tensors", "D thresholds", "D acyclic", "D ordered",
-             "D steps")  # fmt: skip
+    names = ("A params", "A rewrites", "A meaning", "A weights", "A states", "B opcodes",
+             "B records", "B slices", "C memory", "C tensors", "D thresholds", "D acyclic",
+             "D ordered", "D steps")  # fmt: skip
     return [not_run(name, reason) for name in names]
 
 
@@ -164,7 +166,7 @@ def _meaning(
     letter: str, params: Mapping[str, object], contexts: Sequence[Ordering], tp: int
 ) -> list[Check]:
     """A, and F again on a stream: what is executed is the graph of the config it was made from."""
-    names = (f"{letter} meaning", f"{letter} weights")
+    names = (f"{letter} meaning", f"{letter} weights", f"{letter} states")
     try:
         config = model_of(params)
         mode, pages = ("", 0) if config is None else (mode_of(params), pages_of(params))
@@ -177,7 +179,12 @@ def _meaning(
         return [failed(name, unknown[0]) for name in names]
     weights = list(weight_faults(tensors, config, tp))
     n_weights = sum(tensor.is_weight for tensor in tensors)
-    checks = [outcome(names[1], (f"{n_weights} weights are the config's", weights))]
+    model = build_graph(config, tp, mode, pages)
+    states = list(model_state_faults(tensors, model.states, tp, int(str(params["batch"])), pages))
+    checks = [
+        outcome(names[1], (f"{n_weights} weights are the config's", weights)),
+        outcome(names[2], (f"{len(model.states)} states are the model's", states)),
+    ]
     return checks + [
         outcome(f"{names[0]} {c.phase_name}", check_meaning(c, config, tp, mode, pages))
         for c in contexts

@@ -4,7 +4,7 @@ import math
 from collections.abc import Sequence
 
 from k3tool.compiler.plan import Tensor
-from k3tool.model.nodes import Graph
+from k3tool.model.nodes import Graph, StateLeaf
 
 F32_BYTES = 4
 
@@ -38,14 +38,7 @@ class Handles:
             self.add(row._replace(source=weight.source, split=weight.split))
         states = {name: state for graph in graphs for name, state in graph.states.items()}
         for name in _in_runs(sorted(states), runs):
-            state = states[name]
-            part = [
-                size // tp if axis == state.sharded_axis else size
-                for axis, size in enumerate(state.shape)
-            ]
-            rows = slots if state.rows == "slots" else pages
-            n_bytes = rows * math.prod(part) * F32_BYTES
-            self.add(Tensor(name, "state", "f32", (rows, *state.shape), (rows, *part), n_bytes))
+            self.add(state_tensor(states[name], tp, slots, pages))
 
     def add(self, tensor: Tensor) -> int:
         """Return the handle of a new tensor."""
@@ -58,6 +51,16 @@ class Handles:
 def _in_runs(names: Sequence[str], runs: Sequence[tuple[str, ...]]) -> list[str]:
     run_of = {name: run for run in runs for name in run}
     return list(dict.fromkeys(n for name in names for n in run_of.get(name, (name,))))
+
+
+def state_tensor(state: StateLeaf, tp: int, slots: int, pages: int) -> Tensor:
+    """Return the row of a state for so many sequences and pages of all of them."""
+    part = [
+        size // tp if axis == state.sharded_axis else size for axis, size in enumerate(state.shape)
+    ]
+    rows = slots if state.rows == "slots" else pages
+    n_bytes = rows * math.prod(part) * F32_BYTES
+    return Tensor(state.name, "state", "f32", (rows, *state.shape), (rows, *part), n_bytes)
 
 
 def weight_bytes(dtype: str, shape: Sequence[int]) -> int:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from k3tool.compiler.dag import PACKINGS
+from k3tool.compiler.handles import state_tensor
 from k3tool.compiler.order import Ordering
 from k3tool.compiler.plan import NUMERICS_VERSION, Tensor
 from k3tool.compiler.record_checks import handles_of, results_of
@@ -21,7 +22,7 @@ from k3tool.isa.columns import spec_of
 from k3tool.isa.table import PAGE_TOKENS, Op, OpSpec
 from k3tool.model.config import K3Config
 from k3tool.model.graph import MODES, build_graph, weight_table
-from k3tool.model.nodes import Graph, Leaf
+from k3tool.model.nodes import Graph, Leaf, StateLeaf
 from k3tool.model.operators import attr_names, input_operands, record_attrs
 
 # By the op of a right side: what it was made from, and the right side itself.
@@ -115,6 +116,26 @@ def weight_faults(tensors: Sequence[Tensor], config: K3Config, tp: int) -> Itera
         for word, a, b in zip(words, got, need, strict=True):
             if a != b:
                 yield f"tensor {handle} ({tensor.name}): {word} {a}, the model has {b}"
+
+
+def state_faults(
+    tensors: Sequence[Tensor], states: Mapping[str, StateLeaf], tp: int, batch: int, pages: int
+) -> Iterator[str]:
+    """Yield rows of the handle table that are not the model's states, in any column.
+
+    `pages` are one sequence's. Op bodies take strides from what they solve, not from these rows: a
+    state with smaller inner sizes would be read and written past its end.
+    """
+    for handle, tensor in enumerate(tensors):
+        state = states.get(tensor.name)
+        if state is None and tensor.role == "state":
+            yield f"tensor {handle} ({tensor.name}): the model has no such state"
+        if state is None:
+            continue
+        need = state_tensor(state, tp, batch, batch * pages)
+        for word, a, b in zip(Tensor._fields, tensor, need, strict=True):
+            if a != b:
+                yield f"tensor {handle} ({tensor.name}): {word} {a}, the model's state has {b}"
 
 
 @dataclass(slots=True)

@@ -1,12 +1,14 @@
 """Single faults of a plan: counters, memory, records, meaning, rewrites."""
 
+import math
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
 
-from k3tool.compiler.plan import Plan
+from k3tool.compiler.plan import Plan, Tensor
 from k3tool.isa import table
 from k3tool.isa.columns import GATE, PACKET_DIGEST, PACKET_REARM, Columns, spec_of
 from tests.faults.mutations import (
@@ -403,3 +405,45 @@ def _(plan: Plan) -> Broken:
 def _(plan: Plan) -> Broken:
     name = plan.params["rules"][0]
     return Broken(with_params(plan, theorems={**plan.params["theorems"], name: "0"}), None)
+
+
+# -- states ----------------------------------------------------------------------------------------
+
+
+def with_inner(state: Tensor, *sizes: int) -> dict[str, Any]:
+    """Return the columns of a state of other sizes behind its slots or pages."""
+    local = (state.local[0], *sizes)
+    return {"local": local, "n_bytes": 4 * math.prod(local)}
+
+
+STATES: list[tuple[str, str, Callable[[Tensor], dict[str, Any]]]] = [
+    # label, the end of the state's name, what is altered
+    ("a state of one element", ".s", lambda t: with_inner(t, 1, 1, 1)),
+    ("a state of a head less", ".s", lambda t: with_inner(t, t.local[1] - 1, *t.local[2:])),
+    ("a state of a row less", ".s",
+     lambda t: with_inner(t, t.local[1], t.local[2] - 1, t.local[3])),
+    ("a state of a column less", ".s", lambda t: with_inner(t, *t.local[1:3], t.local[3] - 1)),
+    ("a tap less", "_taps", lambda t: with_inner(t, t.local[1] - 1, t.local[2])),
+    ("taps of one element", "_taps", lambda t: with_inner(t, 1, 1)),
+    ("a cache of one element a page", ".cache", lambda t: with_inner(t, 1, 1)),
+    ("a cache of a token less a page", ".cache",
+     lambda t: with_inner(t, t.local[1] - 1, t.local[2])),
+    ("a cache of narrower tokens", ".cache", lambda t: with_inner(t, t.local[1], t.local[2] - 1)),
+    ("a slot more than the batch", ".s",
+     lambda t: {"local": (t.local[0] + 1, *t.local[1:]),
+                "n_bytes": t.n_bytes // t.local[0] * (t.local[0] + 1)}),
+    ("a state's dtype", ".s", lambda t: {"dtype": "u32"}),
+    ("a state's split", "_taps", lambda t: {"split": "column"}),
+    ("a state's whole shape", ".s", lambda t: {"logical": t.local}),
+    ("a state's role", ".cache", lambda t: {"role": "output"}),
+]  # fmt: skip
+
+
+def spoilt_state(what: Any, end: str, change: Callable[[Tensor], dict[str, Any]]) -> Broken:
+    """Alter the first state whose name ends so."""
+    state = next(t for t in what.tensors if t.role == "state" and t.name.endswith(end))
+    return Broken(set_tensor(what, state.name, **change(state)), None)
+
+
+for _label, _end, _change in STATES:
+    PLAN.append(Mutation(_label, "A states", partial(spoilt_state, end=_end, change=_change)))

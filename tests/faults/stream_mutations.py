@@ -3,6 +3,7 @@
 import itertools
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -26,6 +27,7 @@ from tests.faults.mutations import (
     table_of,
     with_params,
 )
+from tests.faults.plan_mutations import STATES, spoilt_state
 
 STREAM: list[Mutation] = []
 on_stream = table_of(STREAM)
@@ -437,3 +439,7 @@ def _(isa: Isa) -> Broken:
 def _(isa: Isa) -> Broken:
     name = isa.params["rules"][0]
     return Broken(with_params(isa, theorems={**isa.params["theorems"], name: "0"}), None)
+
+
+for _label, _end, _change in STATES:
+    STREAM.append(Mutation(_label, "F states", partial(spoilt_state, end=_end, change=_change)))

@@ -91,7 +91,7 @@ def test_the_plan_without_a_mistake_passes_every_check_that_runs() -> None:
     assert not failures(checks)
     assert is_sound(checks, strict=False)
     # It was written by hand, so there is no model whose meaning it could have.
-    unmade = ["A meaning", "A weights"]
+    unmade = ["A meaning", "A weights", "A states"]
     assert [check.name for check in checks if check.status == "NOT RUN"] == unmade
     with pytest.raises(UnsoundError, match="NOT RUN A meaning"):
         require_proved(checks, "plan")
