@@ -68,6 +68,16 @@ class Work:
         """Return whether what is here was begun for `key`."""
         return self._read_key() == dict(key)
 
+    def drop_unless_of(self, digest: str) -> None:
+        """Discard what was begun for shards.h5 of another digest, where `digest` alone has a place.
+
+        Another option's whole work would else block the right command for a set that it can never
+        join. Work with noted moves stays: it was settled what it replaces.
+        """
+        found = self._read_key()
+        if found is not None and found.get("shards") != digest and not self.moves.exists():
+            self.discard()
+
     def _read_key(self) -> dict[str, Any] | None:
         try:
             found = json.loads(self._key.read_bytes())

@@ -59,6 +59,22 @@ def check_output(out: Path, names: Sequence[str], every: Sequence[str], force: b
         )
 
 
+def check_content(out: Path, digest: str, names: Sequence[str], every: Sequence[str]) -> bool:
+    """Return whether ranks of shards.h5's `digest` join others that stand at `out`.
+
+    Raises: UsageError where those are of other content and this job does not replace them all.
+    """
+    others = sorted(set(rank_folders(out)) - set(names)) if out.exists() else []
+    joins = bool(others) and _digest(out) == digest
+    if others and not joins and len(every) < _degree(every):
+        raise UsageError(
+            str(out),
+            got=f"shards of other content ({', '.join(others)})",
+            need="shards of this checkpoint with these options, or another folder",
+        )
+    return joins
+
+
 def _degree(names: Sequence[str]) -> int:
     return int(names[0].rsplit("-", 1)[1]) if names else 0
 
@@ -97,14 +113,7 @@ def _note_moves(
 ) -> None:
     """Decide what moves where, and write it down."""
     check_output(out, names, every, force)
-    others = sorted(set(rank_folders(out)) - set(names)) if out.exists() else []
-    joins = bool(others) and _digest(out) == digest
-    if others and not joins and len(every) < _degree(every):
-        raise UsageError(
-            str(out),
-            got=f"shards of other content ({', '.join(others)})",
-            need="shards of this checkpoint with these options, or another folder",
-        )
+    joins = check_content(out, digest, names, every)
     pairs = [(work.set / name, out / name) for name in names] if joins else [(work.set, out)]
     moves = [
         Move(

@@ -26,7 +26,7 @@ from k3tool.checkpoint.shard_plan import (
     plan_shards,
 )
 from k3tool.checkpoint.shard_provenance import write_rank, write_set
-from k3tool.checkpoint.shard_publish import check_output, is_published, publish
+from k3tool.checkpoint.shard_publish import check_content, check_output, is_published, publish
 from k3tool.checkpoint.shard_threads import Tally, default_threads, each
 from k3tool.checkpoint.shards import SHARDS_NAME, SIDE_FILES, rank_folder_name
 from k3tool.checkpoint.unfinished import work_path
@@ -223,6 +223,11 @@ class ShardJob:
             # Another command's, which had only its tidying left to do.
             self.work.discard()
             check_output(self.out, self.names, self.every, self.force)
+        if not self.work.moves.exists():
+            # Not only when moving: all would be written by then, and for nothing.
+            joins = check_content(self.out, digest, self.names, self.every)
+            if joins:
+                self.work.drop_unless_of(digest)
         return self.work.begin(key, self.force)
 
     def _write_beside(self, folder: Path) -> str:

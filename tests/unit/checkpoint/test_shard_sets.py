@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from k3tool.artifact import open_artifact
+from k3tool.checkpoint import shard_writer
 from k3tool.checkpoint.reader import Checkpoint
 from k3tool.checkpoint.released_layout import CONFIG_FILE, RELEASED_DATA
 from k3tool.checkpoint.shard_check import check_shards
@@ -73,6 +74,50 @@ def test_nodes_may_share_the_folder(oracle: Oracle, whole: Path, tmp_path: Path)
     shard_checkpoint(oracle("tiny_tp8"), 4, out, ranks=[1], force=True)
     assert tree(out) == tree(whole)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["out"]
+
+
+def test_other_content_is_refused_before_the_first_byte(
+    oracle: Oracle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source, out = oracle("tiny_tp8"), tmp_path / "out"
+    shard_checkpoint(source, 2, out, ranks=[0])
+    before = tree(out)
+
+    def write(*arguments: object) -> None:
+        raise AssertionError("a file was written")
+
+    monkeypatch.setattr(shard_writer, "write_file", write)
+    for force in (False, True):
+        with pytest.raises(UsageError, match="other content"):
+            shard_checkpoint(source, 2, out, ranks=[1], keep_vision=True, force=force)
+    assert tree(out) == before
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
+    with pytest.raises(AssertionError, match="was written"):  # the control: the right one writes
+        shard_checkpoint(source, 2, out, ranks=[1])
+    monkeypatch.undo()
+    shard_checkpoint(source, 2, out, ranks=[1])
+    assert Shards.open(out).ranks == (0, 1)
+
+
+def test_whole_work_that_another_set_forestalled_blocks_nothing(
+    oracle: Oracle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another node names its set while we write ours with other options: only theirs goes on."""
+    source, out = oracle("tiny_tp8"), tmp_path / "out"
+    finish = shard_writer.ShardJob._finish_ranks
+
+    def late(job: shard_writer.ShardJob) -> None:
+        finish(job)
+        monkeypatch.undo()
+        shard_checkpoint(source, 2, out, ranks=[0])
+
+    monkeypatch.setattr(shard_writer.ShardJob, "_finish_ranks", late)
+    with pytest.raises(UsageError, match="other content"):
+        shard_checkpoint(source, 2, out, ranks=[1], keep_vision=True)
+    assert sorted(path.name for path in tmp_path.iterdir()) == [".out.shard-01", "out"]
+    shard_checkpoint(source, 2, out, ranks=[1])
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
+    assert Shards.open(out).ranks == (0, 1)
 
 
 def test_ranks_of_other_shards_do_not_mix(
