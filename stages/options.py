@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import click
+from click.core import ParameterSource
 
 from k3tool.errors import quoted
 from k3tool.model.graph import MODES
@@ -55,6 +56,20 @@ def numerics(default: str | None = "f32") -> Decorator:
         help="What activations are between ops: binary32, or rounded to bf16 where the released "
         "model rounds." + ("" if default else " Default: f32, or what --isa or --plan says."),
     )
+
+
+def given_names() -> dict[str, str]:
+    """Return the options that the user gave to this command: name of the parameter, as written.
+
+    A default tells nothing: `--gen 16` and no `--gen` are the same value.
+    """
+    ctx = click.get_current_context()
+    return {
+        str(one.name): one.opts[0 if len(one.opts) == 1 else -1]
+        for one in ctx.command.params
+        if isinstance(one, click.Option)
+        and ctx.get_parameter_source(str(one.name)) is not ParameterSource.DEFAULT
+    }
 
 
 def force() -> Decorator:

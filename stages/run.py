@@ -163,6 +163,25 @@ def plan_only(
         click.echo(line)
 
 
+_RATES = ("storage_rate", "memory_rate")
+_PLANNED = ("tp", "chunk", "ctx", "workgroups")  # and numerics, which has a default of its own
+
+
+def _refuse_unused(only: bool) -> None:
+    """Refuse options that would be dropped in silence: a run's with --plan-only, its own without.
+
+    Raises: UsageError naming the first.
+    """
+    given = common.given_names()
+    said = {*_PLANNED, *_RATES, "numerics", "memory", "preset", "plan_only", "as_json", "verbose"}
+    unused = [name for name in given if (name not in said if only else name in _RATES)]
+    for name in unused[:1]:
+        got, need = "also --plan-only", "one of the two: it runs nothing"
+        if not only:
+            got, need = "no --plan-only", "both: a run measures nothing by it"
+        raise UsageError(given[name], got=got, need=need)
+
+
 def _from_gb(rate: float | None) -> float | None:
     return None if rate is None else rate * 1e9
 
@@ -299,10 +318,12 @@ def command(as_json: bool, verbose: bool, logits: Path | None, **given: Any) -> 
       k3tool run config.json --preset laptop --plan-only --storage-rate 3.2
     """
     memory = memory_of(given.pop("memory"), given.pop("preset"))
-    rates = [given.pop(f"{kind}_rate") for kind in ("storage", "memory")]
-    if given.pop("plan_only"):
-        names = ("tp", "chunk", "ctx")
-        plan_only(given["source"], memory, rates, {n: given[n] for n in names}, as_json)
+    rates = [given.pop(name) for name in _RATES]
+    only = given.pop("plan_only")
+    _refuse_unused(only)
+    if only:
+        asked = {name: given[name] for name in _PLANNED} | {"numerics": given["numerics"] or "f32"}
+        plan_only(given["source"], memory, rates, asked, as_json)
         return
     if given["ids"] is None:
         raise UsageError("--ids", got="none", need="token ids such as 1,2,3")

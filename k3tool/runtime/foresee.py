@@ -12,6 +12,7 @@ from k3tool.checkpoint.reader import Checkpoint
 from k3tool.checkpoint.shards import SHARDS_NAME, Shards
 from k3tool.compiler.compile import compile_plan
 from k3tool.compiler.plan import Plan
+from k3tool.errors import UsageError
 from k3tool.isa.table import PAGE_TOKENS
 from k3tool.memory import rooms
 from k3tool.model.config import K3Config
@@ -27,6 +28,7 @@ from k3tool.runtime.budget import (
 from k3tool.targets import BATCH, DEFAULT_CHUNK, DEFAULT_CONTEXT, get_target
 
 CONFIG_NAME = "config.json"
+LEAST_RATE, MOST_RATE = 1e3, 1e15  # bytes a second: no device is outside, and seconds are finite
 AUTO_SHARE = 0.95  # of what the limits leave: the rest is the system's
 
 
@@ -66,17 +68,42 @@ def foresee(
     ctx: int | None = None,
     storage_rate: float | None = None,
     memory_rate: float | None = None,
+    numerics: str = "f32",
+    workgroups: int | None = None,
     measure: Callable[[Path], tuple[float | None, float]] | None = None,
 ) -> Foreseen:
     """Fit a budget and count. `measure` is asked for (storage, memory) rates that were not given.
 
-    Raises: TargetError when the budget is below the minimum; ArtifactError for the source.
+    Raises: UsageError for a rate, degree or length that cannot be; TargetError when the budget is
+    below the minimum; ArtifactError for the source.
     """
-    plan = fit(_compiler(source, tp, ctx), DEFAULT_CHUNK if chunk is None else chunk, memory_bytes)
+    check_rate("--storage-rate", storage_rate)
+    check_rate("--memory-rate", memory_rate)
+    _check_fits(source, tp, ctx)
+    compiler = _compiler(source, tp, ctx, numerics, workgroups)
+    plan = fit(compiler, DEFAULT_CHUNK if chunk is None else chunk, memory_bytes)
     if measure is not None and None in (storage_rate, memory_rate):
         found = measure(source)
-        storage_rate, memory_rate = storage_rate or found[0], memory_rate or found[1]
+        storage_rate = found[0] if storage_rate is None else storage_rate
+        memory_rate = found[1] if memory_rate is None else memory_rate
     return Foreseen(memory_bytes, predict(plan), storage_rate, memory_rate)
+
+
+def check_rate(option: str, rate: float | None) -> None:
+    """Refuse a rate in bytes a second that no device has. Raises: UsageError."""
+    if rate is not None and not LEAST_RATE <= rate <= MOST_RATE:  # NaN is in no range either
+        need = f"GB/s from {LEAST_RATE / 1e9:g} to {MOST_RATE / 1e9:g}"
+        raise UsageError(option, got=f"{rate / 1e9:g}", need=need)
+
+
+def _check_fits(source: Path, tp: int | None, ctx: int | None) -> None:
+    """Refuse what a run would refuse too: another degree than the shards', too many positions."""
+    config, degree = model_of(source, tp)
+    if tp not in (None, degree):
+        raise UsageError("--tp", got=tp, need=f"{degree}, the shards'")
+    limit = config.max_position_embeddings
+    if ctx is not None and ctx > limit:
+        raise UsageError("--ctx", got=ctx, need=f"at most max_position_embeddings = {limit}")
 
 
 def ends(source: Path, tp: int | None) -> tuple[int, int]:
@@ -100,7 +127,10 @@ def context_bytes(source: Path, tp: int | None) -> int:
     return (pages[1] - pages[0]) // PAGE_TOKENS
 
 
-def _compiler(source: Path, tp: int | None, ctx: int | None) -> Callable[[int], Plan]:
+def _compiler(
+    source: Path, tp: int | None, ctx: int | None, numerics: str = "f32",
+    workgroups: int | None = None,
+) -> Callable[[int], Plan]:  # fmt: skip
     """Return what compiles for a number of prompt tokens in a step."""
     config, degree = model_of(source, tp)
     target = get_target("cpu")
@@ -108,8 +138,9 @@ def _compiler(source: Path, tp: int | None, ctx: int | None) -> Callable[[int], 
 
     def compile_chunk(tokens: int) -> Plan:
         return compile_plan(
-            config, tp=degree, target=target.name, workgroups=target.workgroups, chunk=tokens,
-            batch=BATCH, ctx=min(limit, DEFAULT_CONTEXT if ctx is None else ctx),
+            config, tp=degree, target=target.name, workgroups=workgroups or target.workgroups,
+            chunk=tokens, batch=BATCH, ctx=min(limit, DEFAULT_CONTEXT if ctx is None else ctx),
+            numerics=numerics,
         )  # fmt: skip
 
     return compile_chunk

@@ -87,7 +87,7 @@ def test_auto_is_what_the_group_leaves(
 ) -> None:
     rates = ("--plan-only", "--storage-rate", 1, "--memory-rate", 10)
     folder = group(BUDGET)
-    words = run_words(oracle("tiny_tp8"), tmp_path, "--preset", "auto", *rates)
+    words = ("run", oracle("tiny_tp8"), "--tp", 2, "--json", "--preset", "auto", *rates)
     done = inside(folder, *words)
     assert done.returncode == 0, done.stderr
     assert 0.3 * BUDGET < json.loads(done.stdout)["memory_bytes"] < BUDGET

@@ -1,0 +1,111 @@
+"""run --plan-only: rates that no device has and options that it would drop are refused."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from k3tool.compiler.compile import compile_plan
+from k3tool.errors import UsageError
+from k3tool.runtime import foresee
+from k3tool.runtime.foresee import check_rate
+from k3tool.targets import get_target
+
+Run = Callable[..., Any]
+RATES = ("--storage-rate", 1, "--memory-rate", 10)
+BUDGET = ("--memory", "200MB", "--plan-only")
+
+
+def test_it_prints_a_split_and_writes_nothing(k3tool: Run, oracle: Run) -> None:
+    done = k3tool("run", oracle("tiny_tp8"), *BUDGET, *RATES)
+    assert done.code == 0, done.err
+    assert "storage rate      1.00 GB/s" in done.out
+    assert "seconds a token" in done.out
+    least = k3tool("run", oracle("tiny_tp8"), *BUDGET, "--storage-rate", 1e-6, *RATES[2:], "--json")
+    assert least.code == 0, least.err
+    assert json.loads(least.out)["storage_rate"] == 1000
+
+
+@pytest.mark.parametrize("option", ["--storage-rate", "--memory-rate"])
+@pytest.mark.parametrize("rate", ["nan", "inf", "-inf", "-1", "0", "1e-320", "1e300"])
+def test_rates_that_no_device_has(k3tool: Run, oracle: Run, option: str, rate: str) -> None:
+    given = dict(zip(RATES[::2], RATES[1::2], strict=True)) | {option: rate}
+    words = [word for pair in given.items() for word in pair]
+    for memory in ("200MB", "140MB"):
+        done = k3tool("run", oracle("tiny_tp8"), "--memory", memory, "--plan-only", *words)
+        assert (done.code, done.out) == (2, "")
+        assert done.err.startswith(f"k3tool run: {option}: got ")
+
+
+def test_the_ends_of_the_range_are_in_it() -> None:
+    check_rate("--storage-rate", 1e3)
+    check_rate("--storage-rate", 1e15)
+    for rate in (999.0, 1.1e15):
+        with pytest.raises(UsageError, match="GB/s from 1e-06 to 1e"):
+            check_rate("--storage-rate", rate)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("--ids", "99999"), ("--gen", 16), ("-o", "tokens.h5"), ("--logits", "x.npz"),
+        ("--isa", "isa.h5"), ("--plan", "plan.h5"), ("--expert-trace", "x"), ("--cache", "c"),
+        ("--threads", 1), ("--target", "gpu"), ("--leaves", "scalar"), ("--weights", "copied"),
+        ("--prefill", "decode"), ("--ignore-eos",), ("--deadline", 60),
+    ],
+)  # fmt: skip
+def test_options_of_a_run_are_not_dropped(
+    k3tool: Run, oracle: Run, tmp_path: Path, words: tuple[object, ...],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    monkeypatch.chdir(tmp_path)
+    done = k3tool("run", oracle("tiny_tp8"), *BUDGET, *RATES, *words)
+    assert (done.code, done.out) == (2, "")
+    option = "--output" if words[0] == "-o" else words[0]
+    assert done.err.startswith(f"k3tool run: {option}: got also --plan-only, need one of the two")
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("option", ["--storage-rate", "--memory-rate"])
+def test_rates_without_plan_only_are_not_dropped(
+    k3tool: Run, oracle: Run, tmp_path: Path, option: str
+) -> None:
+    done = k3tool("run", oracle("tiny_tp8"), "--ids", "1", "--cache", tmp_path / "c", option, 1)
+    assert (done.code, done.out) == (2, "")
+    assert done.err.startswith(f"k3tool run: {option}: got no --plan-only")
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("words", [(), ("--numerics", "bf16"), ("--workgroups", 3)])
+def test_the_program_is_the_one_that_would_run(
+    k3tool: Run, oracle: Run, words: tuple[object, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[dict[str, Any]] = []
+
+    def compile_noted(config: object, **given: Any) -> Any:
+        made.append(given)
+        return compile_plan(config, **given)
+
+    monkeypatch.setattr(foresee, "compile_plan", compile_noted)
+    done = k3tool("run", oracle("tiny_tp8"), *BUDGET, *RATES, *words)
+    assert done.code == 0, done.err
+    usual = {"numerics": "f32", "workgroups": get_target("cpu").workgroups}
+    want = usual | {str(words[0])[2:]: words[1]} if words else usual
+    assert made
+    assert all({name: one[name] for name in usual} == want for one in made)
+
+
+def test_degree_and_length_are_held_against_the_source(
+    k3tool: Run, oracle: Run, tmp_path: Path
+) -> None:
+    shards = tmp_path / "shards"
+    assert k3tool("shard", oracle("tiny_tp8"), "--tp", 2, "-o", shards).code == 0
+    assert k3tool("run", shards, *BUDGET, *RATES, "--tp", 2).code == 0
+    done = k3tool("run", shards, *BUDGET, *RATES, "--tp", 4)
+    assert (done.code, done.out) == (2, "")
+    assert "--tp: got 4, need 2" in done.err
+    done = k3tool("run", shards, *BUDGET, *RATES, "--ctx", 1 << 40)
+    assert (done.code, done.out) == (2, "")
+    assert "max_position_embeddings" in done.err
