@@ -31,6 +31,14 @@ SHA256_BYTES = 32
 SCALE_REFUSED_FROM = 253  # numerics rule 4: such a group would leave binary32's range or be NaN
 
 
+class RefusedValueError(ArtifactError):
+    """Report a value that must not be used in a file that is whole.
+
+    To `shard`, which copies files, it is an input like any other that it refuses; to who runs them,
+    what `inspect --values` calls unsound.
+    """
+
+
 class FileRecord(NamedTuple):
     """What was written of one file: by rank, one hash and one largest scale a tensor, in order.
 
@@ -177,7 +185,7 @@ class _Copier:
             return
         index = int(np.argmax(scales >= SCALE_REFUSED_FROM))
         row, group = divmod(offset + index, info.n_bytes // info.shape[0])
-        raise ArtifactError(
+        raise RefusedValueError(
             f"{self.checkpoint.path / info.file}: {info.name}: row {row}, group {group}",
             got=f"scale byte {scales[index]}",
             need=f"at most {SCALE_REFUSED_FROM - 1}",

@@ -16,6 +16,7 @@ from typing import Any
 
 from k3tool.artifact import InputRef, canonical_json, open_artifact
 from k3tool.checkpoint.reader import Checkpoint
+from k3tool.checkpoint.shard_copy import RefusedValueError
 from k3tool.checkpoint.shard_writer import require_least_space, shard_checkpoint
 from k3tool.checkpoint.shards import SHARDS_NAME, SHARDS_SCHEMA, Shards
 from k3tool.compiler.checks import check_program, require_proved, verify_program
@@ -23,7 +24,7 @@ from k3tool.compiler.compile import compile_plan
 from k3tool.compiler.meaning import model_of
 from k3tool.compiler.plan import Plan, load_plan
 from k3tool.compiler.proved import save_proved_isa, save_proved_plan
-from k3tool.errors import ArtifactError, K3Error, TargetError, UsageError
+from k3tool.errors import ArtifactError, K3Error, TargetError, UnsoundError, UsageError
 from k3tool.fields import params_of
 from k3tool.isa.emit import emit
 from k3tool.isa.stream import Isa, load_isa
@@ -193,8 +194,13 @@ def _cached_shards(source: Source, folder: Path, say: Say, note: Say) -> tuple[S
                     return shards, "reused"
         copied = source.tp * rank_bytes(source.config, source.tp).total
         note(f"writing a copy of the weights for {source.tp} ranks: {bytes_text(copied)} to {path}")
-        with progress_of("shard") as progress:
-            shard_checkpoint(source.path, source.tp, path, force=True, progress=progress)
+        try:
+            with progress_of("shard") as progress:
+                shard_checkpoint(source.path, source.tp, path, force=True, progress=progress)
+        except RefusedValueError as error:  # run answers alike at every degree, by whoever meets it
+            raise UnsoundError(
+                error.object, got=error.got, need=error.need, hint=error.hint
+            ) from None
         return Shards.open(path), "built"
 
 

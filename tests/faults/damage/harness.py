@@ -134,12 +134,12 @@ class Bench:
         """Shard a checkpoint into the outputs' folder."""
         return self.k3tool("shard", path, "--tp", TP, "-o", self.folder / "shards")
 
-    def run(self, path: Path) -> Answer:
+    def run(self, path: Path, *options: object) -> Answer:
         """Generate a few tokens."""
         tokens = self.folder / f"{len(list(self.folder.iterdir()))}.h5"
         return self.k3tool(
             "run", path, "--ids", IDS, "--gen", GEN, "--ignore-eos", "--json",
-            "--cache", self.cache, "-o", tokens,
+            "--cache", self.cache, "-o", tokens, *options,
         )  # fmt: skip
 
     def refusal(self, case: Case, path: Path) -> Verdict:

@@ -25,8 +25,8 @@ checkpoint with one thing done to it, given to `inspect`, `shard --tp 2` and `ru
 * **Legal**: all three answer 0, and tokens and logits are those of the healthy checkpoint, from the
   checkpoint itself and from its shards.
 * **Values** are looked at where they are read: by `inspect --values`, by `shard` as it copies
-  (scales), by `run` before the first use. They end with 4 where the files are whole; `shard` ends
-  with 3, as it does for all that it refuses.
+  (scales), by `run` before the first use, and at TP 2 as it splits. They end with 4 where the files
+  are whole, `run` at every degree; `shard` ends with 3, as it does for all that it refuses.
 
 Damage that changes nothing, that nobody sees, or that is refused in other words fails the suite;
 tests of the suite show that.
@@ -44,7 +44,7 @@ def render(
     for title, cases in groups.items():
         rows = [(case.kind, case.instance, *_cells(verdicts[case.id])) for case in cases]
         parts += [f"## {title}\n", _table(("kind", "instance", *_ASKED, "what they say"), rows)]
-    header = ("kind", "instance", "inspect --values", "shard", "run", "what they say")
+    header = ("kind", "instance", "inspect --values", "shard", "run, TP 1 and 2", "what they say")
     parts += ["## Values\n", _table(header, [_row(*item) for item in values.items()])]
     rows = [_row(*item) for item in resources.verdicts.items()]
     parts += ["## Permission\n", _table(("kind", "instance", *_ASKED, "what they say"), rows)]

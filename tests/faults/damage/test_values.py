@@ -10,7 +10,7 @@ import pytest
 
 from k3tool.checkpoint.reader import Checkpoint
 from tests.faults.damage.edit import LAYERS, file_of, poke
-from tests.faults.damage.harness import HINT, Answer, Bench, Verdict, message, relative
+from tests.faults.damage.harness import HINT, TP, Answer, Bench, Verdict, message, relative
 from tests.faults.damage.record import VALUES
 
 BF16_NAN, BF16_INF = b"\xc0\x7f", b"\x80\x7f"
@@ -67,8 +67,12 @@ def _refused_alike(bench: Bench, folder: Path, *words: str) -> tuple[Answer, Ans
         assert word in said, said
     for part in said.split(HINT):
         assert part in relative(inspect.out, folder), inspect.out
+    split = bench.run(folder, "--tp", TP)  # it shards first, and meets a scale while it copies
+    assert split.code == run.code, split
+    assert said.split(": got ")[0].split(": ", 1)[1] in split.err, "another tensor"
     assert not list(bench.folder.glob("*.h5"))
-    assert '"event":"token"' not in run.out, "a token came out before the refusal"
+    for answer in (run, split):
+        assert '"event":"token"' not in answer.out, "a token came out before the refusal"
     return inspect, run, said
 
 
@@ -124,6 +128,7 @@ def test_small_scale_is_legal_and_counted(
     assert answer.code == 0
     assert _count_of_scale(json.loads(answer.out), value) == 1
     verdict, _ = bench.acceptance(folder, None)
+    assert bench.run(folder, "--tp", TP).code == 0
     VALUES.verdicts[f"scale: {value}, {place}, counted"] = verdict
 
 
