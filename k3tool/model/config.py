@@ -191,18 +191,24 @@ class K3Config:
         return [tp for tp in TP_DEGREES if all(rule.allows(tp) for rule in rules)]
 
     def check_tp(self, tp: int) -> None:
-        """Check one degree. Raises: UsageError naming the dimension and the degrees that work."""
-        legal = listed(self.legal_tp())
+        """Check one degree.
+
+        Raises: UsageError naming the first dimension that it does not divide, that of sums the
+        blocks are too few for it, and the degrees that work.
+        """
+        need = f"one of {listed(self.legal_tp())}"
+        if tp < 1:
+            raise UsageError("--tp", got=tp, need=need)
+        faults = [
+            f"{rule.name} = {rule.size}" + (f" in groups of {rule.group}" if rule.group > 1 else "")
+            for rule in self.tp_rules()
+            if not rule.allows(tp)
+        ][:1]
         if tp not in TP_DEGREES:
-            raise UsageError("--tp", got=tp, need=f"one of {legal}")
-        for rule in self.tp_rules():
-            if not rule.allows(tp):
-                group = f" in groups of {rule.group}" if rule.group > 1 else ""
-                raise UsageError(
-                    "--tp",
-                    got=f"{tp}, which does not divide {rule.name} = {rule.size}{group}",
-                    need=f"one of {legal}",
-                )
+            faults.append(f"the {TP_DEGREES[-1]} blocks of a row-parallel sum")
+        if faults:
+            got = f"{tp}, which does not divide {' nor '.join(faults)}"
+            raise UsageError("--tp", got=got, need=need)
 
     # -- construction --------------------------------------------------------------------------
 

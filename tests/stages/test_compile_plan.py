@@ -87,7 +87,7 @@ def test_explain_names_every_rule_and_every_op(
     ("arguments", "code", "say"),
     [
         (["{ckpt}"], 2, "--tp: got none"),
-        (["{ckpt}", "--tp", "3"], 2, "--tp: got 3, need one of 1, 2, 4, 8"),
+        (["{ckpt}", "--tp", "3"], 2, "of a row-parallel sum, need one of 1, 2, 4, 8"),
         (["{ckpt}", "--tp", "1", "--without", "x"], 2, "--without: got x, need one of"),
         (["{ckpt}", "--tp", "1", "--eps", "nowhere=1e-5"], 2, "nowhere: got no such site"),
         (["{ckpt}", "--tp", "1", "--eps", "norm"], 2, "--eps: got norm, need SITE=VALUE"),

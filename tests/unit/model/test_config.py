@@ -73,8 +73,23 @@ def test_illegal_tp_names_dimension_size_group_and_what_works(oracle: Callable) 
     text = str(caught.value)
     assert "moe_intermediate_size = 96 in groups of 32" in text
     assert "need one of 1" in text
-    with pytest.raises(UsageError, match="got 3"):
-        config.check_tp(3)
+    with pytest.raises(UsageError, match="got 0, need one of 1"):
+        config.check_tp(0)
+
+
+@pytest.mark.parametrize(
+    ("tp", "got"),
+    [
+        (3, "3, which does not divide vocab_size = 163840 nor the 8 blocks of a row-parallel sum"),
+        (5, "5, which does not divide num_attention_heads = 96 nor the 8 blocks"),
+        (16, "16, which does not divide the 8 blocks of a row-parallel sum"),
+    ],
+)
+def test_a_degree_that_is_no_power_of_two_up_to_8_says_why(tp: int, got: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        K3Config.from_dict(flat()).check_tp(tp)
+    assert f"got {got}" in str(caught.value)
+    assert "need one of 1, 2, 4, 8" in str(caught.value)
 
 
 def _required_fields() -> list[str]:
