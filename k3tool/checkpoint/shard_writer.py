@@ -360,7 +360,8 @@ def _require_space(said: Path, place: Path, need: int, n_ranks: int) -> None:
             str(said.absolute()),
             got=f"{have} bytes free",
             need=f"{need} bytes for {count_text(n_ranks, 'rank')}",
-            hint="free some, write elsewhere (run: --cache), or split with k3tool shard --rank",
+            hint="free some, or write elsewhere (run: --cache)"
+            + ("" if n_ranks == 1 else ", or on several disks, rank by rank: k3tool shard --rank"),
         )
 
 

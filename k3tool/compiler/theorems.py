@@ -87,11 +87,12 @@ def require_theorems(rules: Sequence[Rule], stamp: Mapping[str, str]) -> dict[st
     for rule in rules:
         reason = shortcoming(rule, stamp)
         if reason is not None:
+            without = "" if rule.is_lowering else f", or compile with --without {rule.name}"
             raise ArtifactError(
                 f"rule {rule.name}",
                 got=reason,
                 need="a theorem that Coq has checked",
-                hint=f"run `make prove`, or compile with --without {rule.name}",
+                hint=f"run `make prove`{without}",
             )
     return {rule.name: theorem_hash(rule) for rule in rules}
 

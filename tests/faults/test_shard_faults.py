@@ -252,6 +252,7 @@ def test_too_little_room_is_refused_before_the_first_byte(
     used = sum(len(data) for data in tree(tmp_path / "out").values())
     assert used <= int(str(caught.value.need).split()[0]) < 1.5 * used
     assert str(caught.value.need).endswith(" bytes for 8 ranks")
+    assert "k3tool shard --rank" in str(caught.value.hint)
 
 
 def test_room_is_looked_at_before_the_tensors(
@@ -267,6 +268,8 @@ def test_room_is_looked_at_before_the_tensors(
     assert outcome.code == 1
     assert f"{tmp_path}: got 1000000 bytes free, need " in outcome.err
     assert " bytes for 1 rank\n" in outcome.err
+    assert "hint: free some" in outcome.err
+    assert "--rank" not in outcome.err, "a way out that was just taken"
     outcome = k3tool("run", oracle("tiny_tp8"), "--ids", 1, "--tp", 8, "--cache", "cache")
     assert outcome.code == 1
     assert f"{tmp_path / 'cache'}: got 1000000 bytes free, need " in outcome.err

@@ -11,7 +11,7 @@ import pytest
 from k3tool.compiler import prove, statements, theorems
 from k3tool.compiler.compile import compile_plan
 from k3tool.compiler.plan import Plan
-from k3tool.compiler.rules import RULES, make_rule
+from k3tool.compiler.rules import RULES, make_rule, rules_without
 from k3tool.compiler.statements import PROOFS, STATEMENTS, sizes, statement, statements_file
 from k3tool.compiler.theorems import prove_fired, read_stamp, require_theorems, theorem_hash
 from k3tool.errors import ArtifactError, UnsoundError
@@ -96,6 +96,21 @@ def test_a_rule_without_theorem_is_refused_by_name(config: K3Config) -> None:
         compile_plan(config, **OPTIONS, stamp=stamp)
     plan = compile_plan(config, **OPTIONS, stamp=stamp, without=("situ-fuse",))
     assert "situ-fuse" not in plan.params["theorems"]
+
+
+def test_only_a_rule_that_a_plan_can_do_without_is_said_to_be_left_out() -> None:
+    seen = set()
+    for rule in RULES:
+        with pytest.raises(ArtifactError) as caught:
+            require_theorems([rule], {})
+        hint = str(caught.value.hint)
+        assert "make prove" in hint
+        said = hint.partition("--without ")[2]
+        assert said == ("" if rule.is_lowering else rule.name)
+        if said:
+            assert rule not in rules_without((said,))
+        seen.add(rule.is_lowering)
+    assert seen == {True, False}
 
 
 def test_a_theorem_of_another_statement_is_stale() -> None:
