@@ -1,6 +1,7 @@
 """`k3tool shard`: split a checkpoint into one folder per rank, or check such a split."""
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ import click
 from k3tool.checkpoint.shard_check import CheckInfo, check_shards
 from k3tool.checkpoint.shard_mpi import shard_mpi
 from k3tool.checkpoint.shard_writer import ShardsInfo, shard_checkpoint
-from k3tool.errors import UnsoundError
+from k3tool.errors import UnsoundError, listed
 from k3tool.progress import Progress, progress_of
 from stages import options
 
@@ -119,10 +120,11 @@ def check_lines(info: CheckInfo, verbose: bool) -> list[str]:
         lines.append(
             f"NOT RUN ranks {', '.join(map(str, info.missing))}: their folders are not here"
         )
-    whole = "all ranks here are their source ranges" if not info.faults else "ranks differ"
+    right = "the ranks here" if info.missing else "all ranks asked for"
+    whole = "ranks differ" if info.faults else f"{right} are their source ranges"
     return [
         *lines,
-        f"{'FAIL' if info.faults else 'PASS'}    {whole}: {len(info.ranks)} of {info.tp} ranks, "
+        f"{'PASS' if info.is_sound else 'FAIL'}    {whole}: {len(info.ranks)} of {info.tp} ranks, "
         f"{info.n_tensors} tensors and {info.rank_bytes} bytes each "
         f"({info.replicated_bytes} replicated), {info.dropped_bytes} source bytes dropped",
     ]
@@ -140,13 +142,20 @@ def check_as_dict(info: CheckInfo) -> dict[str, Any]:
         "replicated_bytes": info.replicated_bytes,
         "dropped_bytes": info.dropped_bytes,
         "faults": [fault._asdict() for fault in info.faults],
-        "sound": not info.faults,
+        "sound": info.is_sound,
     }
 
 
-def _check(shards: Path, checkpoint: Path, jobs: int | None, as_json: bool, verbose: bool) -> None:
+def _check(
+    shards: Path,
+    checkpoint: Path,
+    ranks: Sequence[int] | None,
+    jobs: int | None,
+    as_json: bool,
+    verbose: bool,
+) -> None:
     with progress_of("check") as progress:
-        info = check_shards(shards, checkpoint, jobs, progress)
+        info = check_shards(shards, checkpoint, jobs, progress, ranks)
     if as_json:
         click.echo(json.dumps(check_as_dict(info), indent=1))
     else:
@@ -157,6 +166,14 @@ def _check(shards: Path, checkpoint: Path, jobs: int | None, as_json: bool, verb
             got=f"{len(info.faults)} slices or records that differ",
             need="the bytes of the checkpoint",
             hint="shard those ranks again with --rank and --force",
+        )
+    if info.missing:
+        here = "".join(f" --rank {rank}" for rank in info.ranks)
+        raise UnsoundError(
+            str(shards),
+            got=f"only ranks {listed(info.ranks)} of {info.tp}",
+            need=f"ranks {listed(info.missing)} too",
+            hint=f"put the others here, or check what this node holds:{here}",
         )
 
 
@@ -173,7 +190,7 @@ def _check(shards: Path, checkpoint: Path, jobs: int | None, as_json: bool, verb
     type=click.IntRange(min=0),
     multiple=True,
     metavar="R",
-    help="Write only this rank; may be given again. Default: all ranks.",
+    help="Write, or --check, only this rank; may be given again. Default: all ranks.",
 )
 @click.option("--keep-vision", is_flag=True, help="Put the image side's tensors on every rank.")
 @click.option(
@@ -219,9 +236,11 @@ def command(
       mpirun -n 8 k3tool shard CKPT --tp 8 -o SHARDS8 --mpi
     """
     if check is not None:
-        if tp or output or ranks or keep_vision or mpi or force:
-            raise click.UsageError("--check takes SHARDS and CHECKPOINT alone: it writes nothing")
-        _check(check, checkpoint, jobs, as_json, verbose)
+        if tp or output or keep_vision or mpi or force:
+            raise click.UsageError(
+                "--check takes SHARDS and CHECKPOINT, and --rank: it writes nothing"
+            )
+        _check(check, checkpoint, ranks or None, jobs, as_json, verbose)
         return
     if tp is None or output is None:
         raise click.UsageError("Missing option '--tp'" if tp is None else "Missing option '-o'")

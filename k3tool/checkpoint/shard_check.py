@@ -6,7 +6,7 @@ of its records shows, and reads both sides whole. A slice with another rank's ra
 
 import hashlib
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -21,6 +21,7 @@ from k3tool.checkpoint.shard_copy import BLOCK_BYTES, SHA256_BYTES
 from k3tool.checkpoint.shard_plan import Entry, FileJob, ShardPlan, plan_shards
 from k3tool.checkpoint.shard_provenance import PLAN_COLUMNS, plan_columns
 from k3tool.checkpoint.shard_threads import Tally, each
+from k3tool.checkpoint.shard_writer import chosen_ranks
 from k3tool.checkpoint.shards import (
     RANK_NAME,
     RANK_SCHEMA,
@@ -30,7 +31,7 @@ from k3tool.checkpoint.shards import (
     rank_folders,
 )
 from k3tool.checkpoint.unfinished import refuse_unfinished
-from k3tool.errors import ArtifactError, UsageError
+from k3tool.errors import ArtifactError, UsageError, listed
 from k3tool.fields import attrs_of, column, params_of, texts
 from k3tool.model.weight_slices import rank_slice
 from k3tool.progress import Progress
@@ -50,7 +51,7 @@ class Fault(NamedTuple):
 
 @dataclass(slots=True)
 class CheckInfo:
-    """What was compared: ranks that are here, ranks that are not, bytes of all rank slices."""
+    """What was compared: ranks that are here, asked ranks that are not, bytes of all slices."""
 
     path: Path
     tp: int
@@ -63,16 +64,24 @@ class CheckInfo:
     dropped_bytes: int
     faults: list[Fault] = field(default_factory=list)
 
+    @property
+    def is_sound(self) -> bool:
+        """Return whether every rank that was asked for is here and right."""
+        return not self.faults and not self.missing
+
 
 def check_shards(
     shards_path: str | Path,
     ckpt_path: str | Path,
     jobs: int | None = None,
     progress: Progress | None = None,
+    ranks: Sequence[int] | None = None,
 ) -> CheckInfo:
-    """Compare shards with the checkpoint they were made from, byte for byte.
+    """Compare shards, or the `ranks` of them, with the checkpoint they were made from, byte for
+    byte.
 
-    Raises: ArtifactError when either cannot be read, or the shards are of another checkpoint.
+    Raises: ArtifactError when either cannot be read, or the shards are of another checkpoint;
+    UsageError for a rank that the degree does not have.
     """
     path = Path(shards_path)
     refuse_unfinished(path, "a shards folder")
@@ -96,7 +105,7 @@ def check_shards(
             where = f"{path / SHARDS_NAME}: tp"
             raise ArtifactError(where, got=error.got, need=error.need) from None
         plan = plan_shards(checkpoint, tp, params_of(artifact).flag("keep_vision"))
-        check = _Check(path, plan, artifact)
+        check = _Check(path, plan, artifact, chosen_ranks(tp, ranks))
         check.run(jobs, progress)
         return check.info
 
@@ -104,14 +113,17 @@ def check_shards(
 class _Check:
     """The state of one comparison; `_entry` runs on threads."""
 
-    def __init__(self, path: Path, plan: ShardPlan, artifact: Artifact) -> None:
+    def __init__(
+        self, path: Path, plan: ShardPlan, artifact: Artifact, asked: tuple[int, ...]
+    ) -> None:
         self.plan, self.artifact = plan, artifact
         self.tally = Tally()
         held = rank_folders(path)
-        names = {rank_folder_name(rank, plan.tp): rank for rank in range(plan.tp)}
+        names = {rank_folder_name(rank, plan.tp): rank for rank in asked}
         ranks = tuple(sorted(names[name] for name in held if name in names))
         if not ranks:
-            raise ArtifactError(str(path), got="no rank folder", need="at least one of them")
+            need = f"at least one, of ranks {listed(asked)}"
+            raise ArtifactError(str(path), got="no rank folder", need=need)
         self.folders = {rank: path / rank_folder_name(rank, plan.tp) for rank in ranks}
         self.ranks: dict[int, Checkpoint] = {}
         tensors = texts(artifact, "tensors/name")
@@ -131,7 +143,7 @@ class _Check:
             path=path,
             tp=plan.tp,
             ranks=ranks,
-            missing=tuple(rank for rank in range(plan.tp) if rank not in ranks),
+            missing=tuple(rank for rank in asked if rank not in ranks),
             n_tensors=len(plan.rows.name),
             n_bytes=plan.rank_bytes * len(ranks),
             rank_bytes=plan.rank_bytes,

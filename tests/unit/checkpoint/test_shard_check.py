@@ -50,7 +50,7 @@ def _bytes(folder: Path, name: str) -> bytes:
 def test_right_shards_pass(k3tool: Callable, oracle: Oracle, eight: Path) -> None:
     outcome = k3tool("shard", "--check", eight, oracle("tiny_tp8"))
     assert outcome.code == 0
-    assert outcome.out.startswith("PASS    all ranks here are their source ranges: 8 of 8 ranks")
+    assert outcome.out.startswith("PASS    all ranks asked for are their source ranges: 8 of 8")
 
 
 @pytest.mark.parametrize("block", [700, 1 << 20])
@@ -89,15 +89,34 @@ def test_one_flipped_bit(k3tool: Callable, oracle: Oracle, eight: Path, name: st
     assert fault["got"] == "other bytes from byte 77 on"
 
 
-def test_ranks_that_are_not_here_are_said_to_be_unchecked(
+def test_ranks_that_are_not_here_fail_unless_the_others_are_asked_for(
     k3tool: Callable, oracle: Oracle, tmp_path: Path
 ) -> None:
     shard_checkpoint(oracle("tiny_tp8"), 8, tmp_path / "s", ranks=[1, 4])
     outcome = k3tool("shard", "--check", tmp_path / "s", oracle("tiny_tp8"))
-    assert outcome.code == 0
+    assert outcome.code == 4
     assert outcome.out.startswith(
-        "NOT RUN ranks 0, 2, 3, 5, 6, 7: their folders are not here\nPASS"
+        "NOT RUN ranks 0, 2, 3, 5, 6, 7: their folders are not here\nFAIL    the ranks here are"
     )
+    assert "got only ranks 1, 4 of 8, need ranks 0, 2, 3, 5, 6, 7 too" in outcome.err
+    as_json = k3tool("shard", "--check", tmp_path / "s", oracle("tiny_tp8"), "--json")
+    assert (as_json.code, json.loads(as_json.out)["sound"]) == (4, False)
+
+
+def test_the_ranks_of_one_node_are_checked_alone(
+    k3tool: Callable, oracle: Oracle, tmp_path: Path
+) -> None:
+    shard_checkpoint(oracle("tiny_tp8"), 8, tmp_path / "s", ranks=[1, 4])
+    check = ("shard", "--check", tmp_path / "s", oracle("tiny_tp8"))
+    outcome = k3tool(*check, "--rank", 1, "--rank", 4)
+    assert outcome.code == 0, outcome
+    assert outcome.out.startswith("PASS    all ranks asked for are their source ranges: 2 of 8")
+    assert k3tool(*check, "--rank", 1).code == 0
+    assert k3tool(*check, "--rank", 1, "--rank", 2).code == 4
+    assert k3tool(*check, "--rank", 2).code == 3  # nothing to compare
+    assert k3tool(*check, "--rank", 8).code == 2
+    _put(_rank(tmp_path / "s", 4), WHOLE, b"\0\1", at=2)  # the control: it looks at what it says
+    assert (k3tool(*check, "--rank", 4).code, k3tool(*check, "--rank", 1).code) == (4, 0)
 
 
 def test_tensor_that_lies_elsewhere_or_nowhere(oracle: Oracle, eight: Path) -> None:
