@@ -87,6 +87,11 @@ class Coverage:
         """Return the bytes of the text model's sound tensors."""
         return sum(row.n_bytes for row in self.modules)
 
+    @property
+    def total_bytes(self) -> int:
+        """Return the bytes of all sound tensors, the image side's too."""
+        return self.n_bytes + self.vision.n_bytes
+
 
 def check_coverage(path: str | Path, claimed: Iterable[str]) -> Coverage:
     """Compare a checkpoint or rank folder with the weight table and the graph's `claimed` leaves.

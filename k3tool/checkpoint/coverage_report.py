@@ -86,6 +86,7 @@ def json_value(
         "dtypes": coverage.dtypes,
         "experts": _n_experts(config),
         "bytes": coverage.n_bytes,
+        "total_bytes": coverage.total_bytes,
         "legal_tp": config.legal_tp(),
         "rank_bytes": [rank_bytes(config, tp)._asdict() for tp in config.legal_tp()],
         "token_bytes": token_bytes(config)._asdict(),
@@ -106,7 +107,7 @@ def _head_lines(coverage: Coverage) -> list[str]:
     source = "headers (no index file)" if coverage.from_headers else "index"
     part = "" if coverage.tp is None else f", rank {coverage.rank} of {coverage.tp}"
     dtypes = ", ".join(f"{name} {count:,}" for name, count in coverage.dtypes.items())
-    total = coverage.n_bytes + coverage.vision.n_bytes
+    total = coverage.total_bytes
     return [
         f"{coverage.path}{part}: {coverage.n_files} files by {source}, "
         f"{coverage.n_tensors:,} tensors ({dtypes}), {bytes_text(total)}"
@@ -208,11 +209,13 @@ def _n_experts(config: K3Config) -> int:
 
 
 def _size_lines(coverage: Coverage, config: K3Config) -> list[str]:
-    token = token_bytes(config)
+    token, vision = token_bytes(config), coverage.vision
     lines = [
+        f"all tensors: {coverage.n_tensors:,} of {coverage.total_bytes:,} bytes; text model "
+        f"{coverage.n_bytes:,} bytes, vision {vision.n_bytes:,}",
         f"a token reads {bytes_text(sum(token))}: {bytes_text(token.trunk)} always, "
         f"{bytes_text(token.experts)} of experts ({config.num_experts_per_token} of "
-        f"{config.num_experts} a layer, {_n_experts(config):,} in all)"
+        f"{config.num_experts} a layer, {_n_experts(config):,} in all)",
     ]
     if coverage.tp is None:
         ranks = [rank_bytes(config, tp) for tp in config.legal_tp()]

@@ -13,6 +13,7 @@ import pytest
 from k3tool.artifact import open_artifact
 from k3tool.checkpoint.index import INDEX_NAME, read_index
 from k3tool.errors import ArtifactError
+from k3tool.tables import bytes_text
 
 Oracle = Callable[[str], Path]
 REPO = Path(__file__).resolve().parents[2]
@@ -25,6 +26,15 @@ def test_report_has_what_a_person_needs(k3tool: Callable, oracle: Oracle) -> Non
     lines = out.splitlines()
     assert len(lines) < 40
     assert "11 files by index, 712 tensors (BF16 " in lines[0]
+    index = json.loads((oracle("tiny_tp8") / INDEX_NAME).read_text())
+    total = index["metadata"]["total_size"]
+    assert lines[0].endswith(f", {bytes_text(total)}")
+    report = json.loads(k3tool("inspect", oracle("tiny_tp8"), "--json").out)
+    assert report["total_bytes"] == total == report["bytes"] + report["vision"]["n_bytes"]
+    text, vision = report["bytes"], report["vision"]["n_bytes"]
+    assert vision > 0
+    line = f"all tensors: 712 of {total:,} bytes; text model {text:,} bytes, vision {vision:,}"
+    assert line in lines
     assert any(line.startswith("experts ") and "504/504" in line for line in lines)
     assert any(line.startswith("a token reads ") for line in lines)
     assert any("TP 8 " in line and "on every rank" in line for line in lines)
