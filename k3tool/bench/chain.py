@@ -13,6 +13,7 @@ import numpy as np
 
 from k3tool.bench.traffic import reread_bytes, traffic_bytes
 from k3tool.compiler.hazards import data_edges
+from k3tool.compiler.meaning import model_of
 from k3tool.compiler.order import Order
 from k3tool.compiler.plan import Phase, Plan
 from k3tool.errors import UnsoundError
@@ -24,6 +25,9 @@ from k3tool.isa.table import Op
 HANDOFF_US = {"first": 13.2, "empty packet": 5.72, "two-level": 3.46}
 # The same model, TP 8, batch 1: (packets, longest path), as first released and as later improved.
 PRIOR = {"first": (2459, 1739), "later": (1981, 1377)}
+_PRIOR_TP, _PRIOR_BATCH = 8, 1
+# What those counts depend on; other widths of the same layers have as many packets.
+_PRIOR_MODEL = {"num_hidden_layers": 93, "hidden_size": 7168, "num_experts": 896}
 _WIDTHS = (1, 2, 8, 32, 64, 128, 256)
 
 
@@ -56,6 +60,7 @@ class Chain:
     floor_ms: Mapping[str, float]  # chain times the cost of a hand-off
     below_floor: Mapping[str, int]  # packets whose bytes take less time than their hand-off
     bandwidth: float  # bytes a second that below_floor assumes
+    has_prior: bool  # whether PRIOR counts the same: decode of the released model at its degree
 
 
 def measure_chain(plan: Plan, phase_name: str, bandwidth: float) -> Chain:
@@ -107,6 +112,18 @@ def measure_chain(plan: Plan, phase_name: str, bandwidth: float) -> Chain:
             name: int((moved / bandwidth < us * 1e-6).sum()) for name, us in HANDOFF_US.items()
         },
         bandwidth=bandwidth,
+        has_prior=phase_name == "decode" and _is_priors_program(plan),
+    )
+
+
+def _is_priors_program(plan: Plan) -> bool:
+    """Return whether a plan is of the model, degree and batch that PRIOR was counted of."""
+    model = model_of(plan.params)
+    split = (plan.tp, plan.params.get("batch"))
+    return (
+        model is not None
+        and split == (_PRIOR_TP, _PRIOR_BATCH)
+        and all(getattr(model, name) == size for name, size in _PRIOR_MODEL.items())
     )
 
 

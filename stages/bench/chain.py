@@ -17,10 +17,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """The plan, the phase to count, and the bandwidth in GB/s (None: the target's data sheet)."""
+    """The plan, the phase to count (None: decode, or the only one), and the bandwidth in GB/s
+    (None: the target's data sheet).
+    """
 
     plan: Path
-    phase: str = "decode"
+    phase: str | None = None
     bandwidth: float | None = None
 
 
@@ -31,8 +33,7 @@ def run(options: Options) -> "Chain":
 
     plan = load_plan(options.plan)
     bandwidth = shared.bytes_per_s(str(plan.params["target"]), options.bandwidth)
-    shared.require_phase(options.phase, plan.phases)
-    return measure_chain(plan, options.phase, bandwidth)
+    return measure_chain(plan, shared.chosen_phase(options.phase, plan.phases), bandwidth)
 
 
 @click.command("chain")
@@ -40,12 +41,13 @@ def run(options: Options) -> "Chain":
 @shared.phase_option()
 @shared.bandwidth_option()
 @common.as_json()
-def command(plan: Path, phase: str, bandwidth: float | None, as_json: bool) -> None:
+def command(plan: Path, phase: str | None, bandwidth: float | None, as_json: bool) -> None:
     """Count a plan's hand-offs: packets, edges, waits, polls, path, and the floor they imply.
 
     `critical_path` counts every packet gate and every wait inside a packet on the longest chain as
     one each, a gate that all ranks arrive at included. The floor is that count times what one
-    hand-off costs in the system this one starts from.
+    hand-off costs in the system this one starts from, whose counts stand beside those of the same
+    program: decode of the released model at TP 8.
 
     \b
     Example:
@@ -63,17 +65,17 @@ def chain_data(c: "Chain") -> dict[str, object]:
     from k3tool.bench.chain import PRIOR
 
     names = ("packets", "critical_path")
-    prior = {name: dict(zip(names, row, strict=True)) for name, row in PRIOR.items()}
+    prior = {name: dict(zip(names, row, strict=True)) for name, row in PRIOR.items() if c.has_prior}
     return {**asdict(c), "prior": prior}
 
 
 def chain_lines(c: "Chain") -> Iterator[str]:
     """Yield what a person reads."""
-    from k3tool.bench.chain import HANDOFF_US, PRIOR
+    from k3tool.bench.chain import HANDOFF_US
 
     yield f"{c.phase}, {c.target}, TP {c.tp}"
-    yield f"packets          {c.packets:8}   {_beside(PRIOR, 0)}"
-    yield f"critical path    {c.critical_path:8}   {_beside(PRIOR, 1)} (hand-offs)"
+    yield f"packets          {c.packets:8}   {_beside(c, 0, 'packets')}"
+    yield f"critical path    {c.critical_path:8}   {_beside(c, 1, 'hand-offs')}"
     yield f"packet path      {c.packet_path:8}   packets on the longest chain"
     yield f"mean width       {c.mean_width:8.2f}   packets per step of it"
     yield f"edges            {c.edges:8}   one packet reads what the other wrote"
@@ -103,7 +105,10 @@ def chain_lines(c: "Chain") -> Iterator[str]:
         yield f"  {op:20} {count:6}"
 
 
-def _beside(prior: dict[str, tuple[int, int]], which: int) -> str:
-    return "the starting system: " + ", ".join(
-        f"{row[which]} {name}" for name, row in prior.items()
-    )
+def _beside(c: "Chain", which: int, unit: str) -> str:
+    from k3tool.bench.chain import PRIOR
+
+    if not c.has_prior:
+        return unit
+    rows = ", ".join(f"{row[which]} {name}" for name, row in PRIOR.items())
+    return f"{unit}; the starting system: {rows}"

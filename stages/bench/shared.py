@@ -17,15 +17,22 @@ if TYPE_CHECKING:
 def phase_option() -> common.Decorator:
     """Return `--phase`."""
     return click.option(
-        "--phase", type=click.Choice(["decode", "prefill"]), default="decode", show_default=True,
-        help="Which phase.",
+        "--phase", type=click.Choice(["decode", "prefill"]),
+        help="Which phase. Default: decode, or the only one.",
     )  # fmt: skip
 
 
-def require_phase(phase: str, names: Iterable[str]) -> None:
-    """Refuse a phase that a program was made without. Raises: UsageError."""
-    if phase not in (have := list(names)):
+def chosen_phase(phase: str | None, names: Iterable[str]) -> str:
+    """Return the phase to measure: decode, or the only one, unless one is named.
+
+    Raises: UsageError for one that a program was made without.
+    """
+    have = list(names)
+    if phase is None:
+        return have[0] if len(have) == 1 else "decode"
+    if phase not in have:
         raise UsageError("--phase", got=phase, need=" or ".join(have))
+    return phase
 
 
 def bandwidth_option() -> common.Decorator:

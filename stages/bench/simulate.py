@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from k3tool.artifact import canonical_json
+from k3tool.tables import count_text
 from stages import options as common
 from stages.bench import shared
 
@@ -20,12 +21,14 @@ if TYPE_CHECKING:
 class Options:
     """The stream and what its parts cost.
 
+    Phase None is decode, or the only one.
+
     Bandwidths are in GB/s, times in us. None: the target's (`k3tool.targets`), of `gate_us` that of
     `handoff_us`.
     """
 
     isa: Path
-    phase: str = "decode"
+    phase: str | None = None
     bandwidth: float | None = None
     seeds: int = 4
     handoff_us: float | None = None
@@ -37,8 +40,13 @@ class Options:
 
 @dataclass(frozen=True, slots=True)
 class Simulation:
-    """Times of one run without stalls and of every seed, and what executing each seed took."""
+    """Times of one run without stalls and of every seed, and what executing each seed took.
 
+    A step is one of `phase`, of `tokens` tokens.
+    """
+
+    phase: str
+    tokens: int
     costs: "Costs"
     without_stalls: "Simulated"
     seeds: "Sequence[Simulated]"
@@ -52,7 +60,7 @@ def run(options: Options) -> Simulation:
     from k3tool.targets import get_target
 
     isa = load_isa(options.isa)
-    shared.require_phase(options.phase, isa.streams)
+    phase = shared.chosen_phase(options.phase, isa.streams)
     target = get_target(isa.target)
     handoff_us = target.handoff_us if options.handoff_us is None else options.handoff_us
     gate_us = handoff_us if options.gate_us is None else options.gate_us
@@ -61,14 +69,14 @@ def run(options: Options) -> Simulation:
     bandwidth = shared.bytes_per_s(isa.target, options.bandwidth)
     calm = Costs(handoff_us, gate_us, bandwidth, unit_bandwidth, 0.0, 0.0)
     costs = replace(calm, stall_rate=options.stall_rate, stall_us=options.stall_us)
-    timeline = Timeline(isa, isa.streams[options.phase])
+    timeline = Timeline(isa, isa.streams[phase])
     base = simulate(timeline, calm, 0)
     results, executed = [], []
     for seed in range(options.seeds):
-        executed.append(_execute(isa, options.phase, seed))
+        executed.append(_execute(isa, phase, seed))
         results.append(simulate(timeline, costs, seed))
         click.echo(f"seed {seed}: done", err=True)
-    return Simulation(costs, base, results, executed)
+    return Simulation(phase, isa.streams[phase].max_tokens, costs, base, results, executed)
 
 
 def _execute(isa: "Isa", phase: str, seed: int) -> dict[str, int]:
@@ -130,7 +138,7 @@ def _execute(isa: "Isa", phase: str, seed: int) -> dict[str, int]:
 @common.as_json()
 def command(
     isa: Path,
-    phase: str,
+    phase: str | None,
     seeds: int,
     handoff_us: float | None,
     gate_us: float | None,
@@ -140,7 +148,7 @@ def command(
     stall_us: float,
     as_json: bool,
 ) -> None:
-    """Execute a stream's waits and signals on all ranks, and predict a token's time.
+    """Execute a stream's waits and signals on all ranks, and predict a step's time.
 
     Every seed is executed twice: in random order by queues (and by domain windows, where the target
     has them), which must never lock, and in time, with the costs given. The first line is the time
@@ -153,7 +161,7 @@ def command(
     costs = (handoff_us, gate_us, unit_bandwidth, stall_rate, stall_us)
     result = run(Options(isa, phase, bandwidth, seeds, *costs))
     if as_json:
-        click.echo(canonical_json({"phase": phase, "deadlocks": 0, **asdict(result)}))
+        click.echo(canonical_json({"deadlocks": 0, **asdict(result)}))
         return
     click.echo("\n".join(simulated_lines(result)))
 
@@ -161,7 +169,8 @@ def command(
 def simulated_lines(result: Simulation) -> Iterator[str]:
     """Yield what a person reads."""
     base, executed = result.without_stalls, result.executed
-    yield f"token            {base.token_us / 1e3:9.3f} ms without stalls"
+    step = f"step of {count_text(result.tokens, 'token')}"
+    yield f"{step:16} {base.token_us / 1e3:9.3f} ms without stalls, {result.phase}"
     local = base.handoffs - base.gates
     yield f"  hand-offs      {base.handoff_us / 1e3:9.3f} ms, {local} on one rank"
     yield f"  gates          {base.gate_us / 1e3:9.3f} ms, {base.gates} of all ranks"

@@ -20,6 +20,7 @@ from k3tool.isa.emit import emit
 from k3tool.isa.stream import save_isa
 from k3tool.isa.table import SPECS, Op
 from k3tool.model.config import K3Config
+from stages.bench.chain import chain_data, chain_lines
 from tests.isa import plans
 
 Run = Callable[..., Any]
@@ -152,19 +153,39 @@ def test_the_anatomy_adds_up_and_stalls_cost_time(made: Plan) -> None:
     assert r.stall_us > 0
 
 
-def test_chain_prints_the_counts_beside_the_starting_systems(
-    k3tool: Run, made: Plan, tmp_path: Path
-) -> None:
+def test_counts_stand_beside_the_starting_systems_of_the_same_program_alone() -> None:
+    """Decode of the released model at TP 8; not prefill, not another degree, not another model."""
+    config = K3Config.load(ROOT / "tests" / "data" / "kimi-k3-config.json")
+    text = {"num_hidden_layers": 93, "hidden_size": 7168, "num_experts": 896}
+    assert {name: getattr(config, name) for name in text} == text
+    plan = plans.plan()
+    released = {**plan.params, "config": config.config_dict, "tp": 8, "batch": 1}
+    raw = preset_config(PRESETS["tiny"])
+    for params, same in (
+        (released, True),
+        ({**released, "tp": 4}, False),
+        ({**released, "config": raw}, False),
+        (plan.params, False),
+    ):
+        c = measure_chain(replace(plan, params=params), "decode", 1e9)
+        assert c.has_prior == same
+        assert ("2459 first, 1981 later" in "\n".join(chain_lines(c))) == same
+        assert bool(chain_data(c)["prior"]) == same
+    prefill = replace(plan, params=released, phases={"prefill": plan.phases["decode"]})
+    assert not measure_chain(prefill, "prefill", 1e9).has_prior
+
+
+def test_chain_prints_the_counts(k3tool: Run, made: Plan, tmp_path: Path) -> None:
     save_plan(made, tmp_path / "plan.h5")
     done = k3tool("bench", "chain", tmp_path / "plan.h5")
     assert done.code == 0, done.err
-    assert "2459 first, 1981 later" in done.out
+    assert "starting system" not in done.out
     data = json.loads(k3tool("bench", "chain", tmp_path / "plan.h5", "--json").out)
     phase = made.phases["decode"]
     assert data["packets"] == len(phase.packets)
     assert data["critical_path"] == phase.critical_path
     assert data["waits"] == len(phase.waits)
-    assert data["prior"]["first"] == {"packets": 2459, "critical_path": 1739}
+    assert data["prior"] == {}
     assert sum(data["histogram"].values()) == data["packets"]
     assert sum(data["polls_by_width"].values()) == data["polls"]
 
@@ -187,14 +208,23 @@ def test_simulate_refuses_a_plan(k3tool: Run, made: Plan, tmp_path: Path) -> Non
     assert k3tool("bench", "simulate", tmp_path / "plan.h5").code == 3
 
 
-def test_a_phase_that_the_program_lacks_is_refused(k3tool: Run, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("have", "lacks"), [("decode", "prefill"), ("prefill", "decode")])
+def test_the_only_phase_is_the_default_and_one_that_is_lacking_is_refused(
+    k3tool: Run, tmp_path: Path, have: str, lacks: str
+) -> None:
     only = compile_plan(
         K3Config.from_dict(preset_config(PRESETS["tiny"])),
-        tp=2, target="hip:gfx950", workgroups=16, chunk=4, batch=1, ctx=512, phases=("decode",),
+        tp=2, target="hip:gfx950", workgroups=16, chunk=4, batch=1, ctx=512, phases=(have,),
     )  # fmt: skip
     save_plan(only, tmp_path / "plan.h5")
     save_isa(emit(only, "hip:gfx950"), tmp_path / "isa.h5")
-    for what, name in (("chain", "plan.h5"), ("simulate", "isa.h5")):
-        done = k3tool("bench", what, tmp_path / name, "--phase", "prefill")
+    n_tokens = only.phases[have].max_tokens
+    step = f"step of {n_tokens} token{'' if n_tokens == 1 else 's'}"
+    for what, name, says in (("chain", "plan.h5", have), ("simulate", "isa.h5", step)):
+        done = k3tool("bench", what, tmp_path / name)
+        assert done.code == 0, done.err
+        assert done.out.startswith(says)
+        assert have in done.out.splitlines()[0]
+        done = k3tool("bench", what, tmp_path / name, "--phase", lacks)
         assert done.code == 2, done.err
-        assert "--phase: got prefill, need decode" in done.err
+        assert f"--phase: got {lacks}, need {have}" in done.err
