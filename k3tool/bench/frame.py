@@ -98,6 +98,7 @@ class BenchReport:
     definition: Sequence[str]
     rows: Sequence[tuple[str, Spread, str]]
     limits: Sequence[Limit] = ()
+    not_judged: str = ""  # why there are no limits although the benchmark has some
     facts: dict[str, Any] = field(default_factory=dict)
     appendix: Sequence[str] = ()  # text behind the limits; its numbers are among the facts
 
@@ -112,6 +113,8 @@ class BenchReport:
             ],
         )  # fmt: skip
         limits = [limit.text() for limit in self.limits]
+        if self.not_judged:
+            limits.append(f"NOT RUN: {self.not_judged}")
         behind = ["", *self.appendix] if self.appendix else []
         return [
             f"bench {self.name}",
@@ -133,6 +136,7 @@ class BenchReport:
                 {"name": limit.name, "value": limit.value, "held": limit.is_held}
                 for limit in self.limits
             ],
+            "not_judged": self.not_judged,
             **self.facts,
         }
 

@@ -15,6 +15,7 @@ from k3tool.errors import K3Error, UsageError
 from k3tool.tables import ranges_text
 
 LEAST_SHARE = 0.8
+LEAST_BYTES = 500_000_000  # of less, starting threads and opening files is what takes the time
 READ_BLOCKS = (128 << 10, 256 << 10, 512 << 10, 1 << 20, 4 << 20)
 
 
@@ -101,7 +102,11 @@ def _report(sides: _Sides, block: int, plain: Paired, printed: Paired) -> BenchR
         Limit("scan / read", plain.ratio.median, at_least=LEAST_SHARE),
         Limit("scan with fingerprints / read", printed.ratio.median, at_least=LEAST_SHARE),
     ]
-    return BenchReport("inspect --values", definition, rows, limits)
+    name = "inspect --values"
+    if sides.n_bytes < LEAST_BYTES:
+        few = f"{sides.n_bytes} bytes are too few to judge (need at least {LEAST_BYTES})"
+        return BenchReport(name, definition, rows, not_judged=few)
+    return BenchReport(name, definition, rows, limits)
 
 
 def _ranges(targets: Targets) -> list[tuple[Path, int, int]]:

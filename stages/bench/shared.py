@@ -62,8 +62,13 @@ def strict_option() -> common.Decorator:
 
 
 def show(report: "BenchReport", *, strict: bool, as_json: bool) -> None:
-    """Print a measurement. Raises: UnsoundError under `strict` if one of its limits is missed."""
+    """Print a measurement.
+
+    Raises: UnsoundError under `strict` if one of its limits is missed, or they were not judged.
+    """
     click.echo(json.dumps(report.as_dict(), indent=1) if as_json else "\n".join(report.lines()))
+    if strict and report.not_judged:
+        raise UnsoundError(f"bench {report.name}", got=report.not_judged, need="judged limits")
     for limit in report.limits:
         if strict and not limit.is_held:
             got = f"{limit.value:.3g}"

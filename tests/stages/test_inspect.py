@@ -216,10 +216,18 @@ def test_bench_inspect_of_a_small_checkpoint(k3tool: Callable, oracle: Oracle) -
     }  # fmt: skip
 
 
-def test_bench_values_of_a_small_checkpoint(k3tool: Callable, oracle: Oracle) -> None:
+def test_bench_values_of_a_small_checkpoint(
+    k3tool: Callable, oracle: Oracle, monkeypatch: pytest.MonkeyPatch
+) -> None:
     outcome = k3tool("bench", "inspect", oracle("tiny_tp8"), "--values", "--repeats", 1, "--json")
     assert outcome.code == 0
-    assert json.loads(outcome.out)["limits"][0]["name"] == "scan / read"
+    report = json.loads(outcome.out)
+    assert report["limits"] == []
+    assert "bytes are too few to judge (need at least 500000000)" in report["not_judged"]
+    monkeypatch.setattr("k3tool.bench.inspect_values.LEAST_BYTES", 1_000_000)
+    arguments = ("bench", "inspect", oracle("tiny_tp8"), "--values", "--repeats", 1, "--json")
+    report = json.loads(k3tool(*arguments).out)
+    assert (report["limits"][0]["name"], report["not_judged"]) == ("scan / read", "")
     assert k3tool("bench", "inspect", oracle("tiny_tp8"), "--cold").code == 2
 
 
@@ -228,6 +236,9 @@ def test_strict_bench_fails_on_a_missed_limit(
 ) -> None:
     monkeypatch.setattr("k3tool.bench.inspect_values.LEAST_SHARE", 1e9)
     arguments = ("bench", "inspect", oracle("tiny_tp8"), "--values", "--repeats", 1)
+    small = k3tool(*arguments, "--strict")
+    assert (small.code, "too few to judge" in small.err, "MISSED" in small.out) == (4, True, False)
+    monkeypatch.setattr("k3tool.bench.inspect_values.LEAST_BYTES", 1)
     assert k3tool(*arguments).code == 0
     outcome = k3tool(*arguments, "--strict")
     assert outcome.code == 4
