@@ -63,7 +63,7 @@ def _assembled(file: Path, listing: Path, output: Path) -> str:
         reason = error.strerror if isinstance(error, OSError) else "no UTF-8 text"
         got = (reason or "unreadable").lower()
         raise ArtifactError(str(listing), got=got, need="a listing") from None
-    found = assemble(text.splitlines(), str(listing))
+    found = assemble(text.splitlines(), str(listing), len(plan.tensors))
     if sorted(found) != sorted(plan.phases):
         got, need = ", ".join(found), " and ".join(plan.phases)
         raise ArtifactError(str(listing), got=got, need=f"{need}, whole")

@@ -97,7 +97,8 @@ def require_proved(checks: Sequence[Check], what: str) -> None:
     short = _shortcomings(checks)
     if short or not checks:
         first = short[0] if short else not_run("every check", "nothing to check")
-        got = f"{first.status} {first.name}: {first.detail}"
+        others = ", ".join(check.name for check in short[1:] if check.status == "FAIL")
+        got = f"{first.status} {first.name}: {first.detail}" + (f"; and {others}" if others else "")
         raise UnsoundError(what, got=got, need=f"every check to pass ({summary(checks)})")
 
 

@@ -19,6 +19,7 @@ from k3tool.compiler.record_checks import handles_of, results_of
 from k3tool.compiler.rules import RULES, Term
 from k3tool.errors import K3Error, shown
 from k3tool.isa.columns import spec_of
+from k3tool.isa.disasm import param_text
 from k3tool.isa.table import PAGE_TOKENS, Op, OpSpec
 from k3tool.model.config import K3Config
 from k3tool.model.graph import MODES, build_graph, weight_table
@@ -324,5 +325,9 @@ class _Reader:
             for operand in spec.operands
             if operand.role != "out"
         ]
-        words += [f"{name}={value}" for name, value in record_attrs(spec, row).items()]
+        kinds = {param.name: param for param in spec.params}
+        words += [
+            f"{name}={param_text(kinds[name], value) if name in kinds else value}"
+            for name, value in record_attrs(spec, row).items()
+        ]
         return " ".join([spec.name, *words])

@@ -31,8 +31,10 @@ _FIELDS = {"units": "n_units", "cols": "unit_cols", "width": "width", "slices": 
 _LARGEST = 0xFFFFFFFF
 
 
-def assemble(lines: Iterable[str], where: str = "listing") -> dict[str, tuple[Columns, Columns]]:
-    """Return (packets, waits) of each phase of a plan's listing.
+def assemble(
+    lines: Iterable[str], where: str = "listing", n_handles: int = table.NO_HANDLE
+) -> dict[str, tuple[Columns, Columns]]:
+    """Return (packets, waits) of each phase of a listing of a plan that has `n_handles` tensors.
 
     Raises: ArtifactError naming the line and what it has to be.
     """
@@ -52,15 +54,20 @@ def assemble(lines: Iterable[str], where: str = "listing") -> dict[str, tuple[Co
             rows.append((text, at))
     if not phases:
         _refuse(where, "no phase", "a plan's listing")
-    return {name: _phase(entries, ranks, where) for name, (ranks, entries) in phases.items()}
+    return {
+        name: _phase(entries, ranks, where, n_handles) for name, (ranks, entries) in phases.items()
+    }
 
 
-def _phase(entries: list[tuple[str, str]], n_ranks: int, where: str) -> tuple[Columns, Columns]:
+def _phase(
+    entries: list[tuple[str, str]], n_ranks: int, where: str, n_handles: int
+) -> tuple[Columns, Columns]:
     packets = empty_packets(len(entries))
     packets["threshold"] = 0
     waits: list[tuple[int, int]] = []
     for index, (text, at) in enumerate(entries):
-        waits += _packet(packets[index : index + 1], _NAMES.sub("", text), index, len(waits), at)
+        row, plain = packets[index : index + 1], _NAMES.sub("", text)
+        waits += _packet(row, plain, index, len(waits), at, n_handles)
     usual = usual_arrivals(packets, n_ranks)
     missing = packets["threshold"] == 0
     packets["threshold"][missing] = np.minimum(usual[missing], _LARGEST)
@@ -72,7 +79,9 @@ def _phase(entries: list[tuple[str, str]], n_ranks: int, where: str) -> tuple[Co
     return packets, columns
 
 
-def _packet(row: Columns, text: str, index: int, wait_ofs: int, at: str) -> list[tuple[int, int]]:
+def _packet(
+    row: Columns, text: str, index: int, wait_ofs: int, at: str, n_handles: int
+) -> list[tuple[int, int]]:
     """Fill one row from a line without names; return its waits."""
     parts = _LINE.match(text)
     if parts is None:
@@ -83,9 +92,9 @@ def _packet(row: Columns, text: str, index: int, wait_ofs: int, at: str) -> list
         _refuse(f"{at}: op", parts[2], "an op of the table")
     spec = SPECS[Op[parts[2]]]
     row["op"] = spec.op
-    _words(row, spec, parts[3].split(), at)
-    waits = [_wait(word, at) for word in parts[4].split(", ")] if parts[4] else []
-    row["counter"] = _counter(parts[5], at)
+    _words(row, spec, parts[3].split(), at, n_handles)
+    waits = [_wait(word, f"{at}: wait") for word in parts[4].split(", ")] if parts[4] else []
+    row["counter"] = _counter(parts[5], f"{at}: signal")
     row["wait_ofs"], row["n_waits"] = wait_ofs, min(len(waits), _LARGEST)
     row["grain"] = spec.grain
     for key, value in _pairs(parts[6].split(), at):
@@ -94,15 +103,15 @@ def _packet(row: Columns, text: str, index: int, wait_ofs: int, at: str) -> list
                 for name in value.split("+"):
                     row["flags"] |= _flag(spec, name, at)
             case "grain":
-                row["grain"] = _number(value, at)
+                row["grain"] = _number(value, f"{at}: grain")
             case "arrivals":
-                row["threshold"] = _number(value, at)
+                row["threshold"] = _number(value, f"{at}: arrivals")
             case _:
                 _refuse(at, key, "flags, grain or arrivals")
     return waits
 
 
-def _words(row: Columns, spec: OpSpec, words: list[str], at: str) -> None:
+def _words(row: Columns, spec: OpSpec, words: list[str], at: str, n_handles: int) -> None:
     """Fill in operands, parameters and fields, which come in this order."""
     pairs = list(_pairs(words, at))
     names = [o.name for o in spec.operands] + [p.name for p in spec.params]
@@ -111,9 +120,11 @@ def _words(row: Columns, spec: OpSpec, words: list[str], at: str) -> None:
     for operand, (_, value) in zip(spec.operands, pairs, strict=False):
         if not value.startswith("%"):
             _refuse(f"{at}: {operand.name}", value, "%HANDLE")
-        handle = _number(value[1:], at)
+        handle = _number(value[1:], f"{at}: {operand.name}")
+        if handle >= n_handles:
+            _refuse(f"{at}: {operand.name}", value, f"%0 to %{n_handles - 1}, the plan's tensors")
         if operand.run == 0:
-            row["handles"][0, operand.slot] = min(handle, table.NO_HANDLE)
+            row["handles"][0, operand.slot] = handle
         first = int(row["handles"][0, operand.slot])
         if handle != first + operand.run:
             _refuse(f"{at}: {operand.name}", f"%{handle}", f"%{first + operand.run}")
@@ -124,7 +135,7 @@ def _words(row: Columns, spec: OpSpec, words: list[str], at: str) -> None:
     for key, value in fields:
         if key not in _FIELDS:
             _refuse(at, key, " or ".join(_FIELDS))
-        row[_FIELDS[key]] = _number(value, at)
+        row[_FIELDS[key]] = _number(value, f"{at}: {key}")
 
 
 def _pairs(words: list[str], at: str) -> Iterator[tuple[str, str]]:
@@ -136,10 +147,8 @@ def _pairs(words: list[str], at: str) -> Iterator[tuple[str, str]]:
 
 
 def _param(param: Param, text: str, at: str) -> int:
-    if param.kind != "f32":
-        return _number(text, at)
-    if text.startswith("0x"):
-        return _number(text, at)
+    if param.kind != "f32" or text.startswith("0x"):
+        return _number(text, f"{at}: {param.name}")
     try:
         value = np.float32(text)
     except ValueError:
@@ -174,7 +183,7 @@ def _number(text: str, at: str) -> int:
     except ValueError:
         _refuse(at, quoted(text), "a number")
     if not 0 <= value <= _LARGEST:
-        _refuse(at, text, "32 bits")
+        _refuse(at, text, f"0 to {_LARGEST}, 32 bits")
     return value
 
 

@@ -1,5 +1,6 @@
 """The assembler is the disassembler's inverse, on random programs and on compiled plans."""
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -84,11 +85,15 @@ def test_what_a_listing_does_not_print_is_not_lost() -> None:
         (lambda t: t.replace("x=%0", "z=%0", 1), "line 3: RMSNORM"),
         (lambda t: t.replace("x=%0", "x=0", 1), "line 3: x"),
         (lambda t: t.replace("eps=1e-05", "eps=abc", 1), "line 3: eps"),
-        (lambda t: t.replace("vocab=128", "vocab=-1", 1), "line 2: got -1"),
+        (lambda t: t.replace("vocab=128", "vocab=-1", 1), "line 2: vocab: got -1"),
+        (lambda t: t.replace("vocab=128", "vocab=4294967296", 1), "vocab: got 4294967296, need 0"),
+        (lambda t: t.replace("width=", "width=4294967296", 1), "line 2: width: got 4294967296"),
+        (lambda t: t.replace("x=%0", "x=%99999", 1), "x: got %99999, need %0 to %65534"),
+        (lambda t: t.replace(">=4]", ">=4294967296]", 1), "line 3: wait: got 4294967296"),
         (lambda t: t.replace("units=4", "units=0", 1), "line 2: n_units"),
         (lambda t: t.replace("slices=4", "slices=9", 1), "line 2: n_slices"),
         (lambda t: t.replace("slices=4", "pieces=9", 1), "line 2: got pieces"),
-        (lambda t: t.replace("wait=[p0>=4]", "wait=[q0>=4]", 1), "line 3: got q0"),
+        (lambda t: t.replace("wait=[p0>=4]", "wait=[q0>=4]", 1), "line 3: wait: got q0"),
         (lambda t: t.replace("wait=[p0>=4]", "wait=[p0>=0]", 1), "line 3: wait"),
         (lambda t: t.replace("flags=digest", "flags=gone", 1), "line 2: flags"),
         (lambda t: t.replace("signal=p0", "signal=p5", 1), "line 2: counter"),
@@ -133,10 +138,23 @@ def test_an_edit_that_breaks_the_plan_is_refused(k3tool: Run, plan: Path) -> Non
     text, again = plan.with_suffix(".txt"), plan.with_name("again.h5")
     whole = k3tool("disasm", plan).out
     first = whole.index("wait=[p")
-    text.write_text(whole[:first] + "wait=[]" + whole[whole.index("]", first) + 1 :])
+    loose = whole[:first] + "wait=[]" + whole[whole.index("]", first) + 1 :]
+    text.write_text(loose)
     done = k3tool("disasm", plan, "--assemble", text, "-o", again)
     assert done.code == 4
     assert "D ordered" in done.err
+    n = len(load_plan(plan).tensors)
+    for handle, code in ((n, 3), (n - 1, 4)):  # one that is there is another operand's
+        text.write_text(re.sub(r"x=%\d+", f"x=%{handle}", whole, count=1))
+        done = k3tool("disasm", plan, "--assemble", text, "-o", again)
+        assert done.code == code, done
+        said = f"x: got %{handle}, need %0 to %{n - 1}, the plan's tensors"
+        assert (said in done.err) == (code == 3)
+    text.write_text(re.sub(r"eps=\S+", "eps=0.25", loose, count=1))
+    done = k3tool("disasm", plan, "--assemble", text, "-o", again)
+    assert (done.code, "eps=0.25" in done.err) == (4, True), done
+    assert "got FAIL A meaning decode" in done.err
+    assert "; and D ordered decode, need" in done.err, "each check that failed is named"
     text.write_text(whole.split("\n; ")[0])
     assert k3tool("disasm", plan, "--assemble", text, "-o", again).code == 3
     assert k3tool("disasm", plan, "--assemble", text).code == 2
