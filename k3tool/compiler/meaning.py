@@ -93,7 +93,9 @@ def check_meaning(
             if other != index:  # a weight taken twice shows here, before anything reads the value
                 twice = f"makes {reader.graph.names[value]}, which {c.name(other)} makes"
                 return "", [f"{c.name(index)}: {twice}"]
-    return f"{len(c.rows)} packets are the model's {reader.n_model} values", reader.missing()
+    return f"{len(c.rows)} packets are the model's {reader.n_model} values", reader.missing(
+        c.phase_name
+    )
 
 
 def unknown_leaves(tensors: Sequence[Tensor], config: K3Config, tp: int) -> Iterator[str]:
@@ -213,12 +215,31 @@ class _Reader:
         read = [self.value.get(h, -1) for h in spec.handles(row["handles"].tolist())]
         return sorted({made for node in read for made in partial.get(node, ())})
 
-    def missing(self) -> list[str]:
+    def missing(self, phase: str) -> list[str]:
         """Return what is wrong with the whole, every packet having been followed."""
         if self.last == self.graph.outputs[0]:
-            return []
+            return list(self._results_faults(phase))
         got = "part of a value" if self.last is None else self.graph.names[self.last]
         return [f"the last packet makes {got}, need the model's token"]
+
+    def _results_faults(self, phase: str) -> Iterator[str]:
+        """Yield what a runtime would take for the step's token or logits, and is not.
+
+        It finds both by role. A rank's logits are what the token's choice gathers.
+        """
+        token = self.graph.outputs[0]
+        gathered = self.graph.nodes[token].inputs[0]
+        logits = self.graph.nodes[gathered].inputs[0]
+        for role, value in (("output", token), ("logits", logits)):
+            made = [h for h, node in self.value.items() if self._unfold(node) == value]
+            need = [h for h in made if self.tensors[h].phase == phase]
+            got = [
+                h for h, t in enumerate(self.tensors) if t.role == role and t.phase in (phase, "")
+            ]
+            if len(got) != 1 or got[0] not in need:
+                names = [" and ".join(self.tensors[h].name for h in found) for found in (got, need)]
+                got_name, need_name = (name or "no tensor" for name in names)
+                yield f"role {role}: {got_name}, the model's is {need_name}"
 
     def _read(self, handle: int, operand: str, role: str) -> int | str:
         if handle >= len(self.tensors):

@@ -447,3 +447,37 @@ def spoilt_state(what: Any, end: str, change: Callable[[Tensor], dict[str, Any]]
 
 for _label, _end, _change in STATES:
     PLAN.append(Mutation(_label, "A states", partial(spoilt_state, end=_end, change=_change)))
+
+
+# -- which tensors are the step's results ----------------------------------------------------------
+
+
+def moved_role(what: Any, role: str) -> Broken:
+    """Give a result's role to another buffer of its phase, whose place becomes its own."""
+    own = next(t for t in what.tensors if t.role == role and t.phase == "decode")
+    other = next(t for t in what.tensors if t.role == "arena" and t.phase == "decode")
+    what = set_tensor(what, own.name, role="arena", offset=other.offset)
+    return Broken(set_tensor(what, other.name, role=role, offset=0), None)
+
+
+def second_role(what: Any, role: str) -> Broken:
+    other = next(t for t in what.tensors if t.role == "arena" and t.phase == "decode")
+    return Broken(set_tensor(what, other.name, role=role, offset=0), None)
+
+
+def of_no_phase(what: Any, role: str) -> Broken:
+    own = next(t for t in what.tensors if t.role == role and t.phase == "decode")
+    return Broken(set_tensor(what, own.name, phase=""), None)
+
+
+RESULTS: list[tuple[str, Callable[[Any], Broken]]] = [
+    (f"{role}: {label}", partial(make, role=role))
+    for role in ("output", "logits")
+    for label, make in (
+        ("another buffer", moved_role),
+        ("two buffers", second_role),
+        ("of no phase", of_no_phase),
+    )
+]
+for _label, _make in RESULTS:
+    PLAN.append(Mutation(_label, "A meaning decode", _make))

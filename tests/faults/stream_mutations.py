@@ -27,7 +27,7 @@ from tests.faults.mutations import (
     table_of,
     with_params,
 )
-from tests.faults.plan_mutations import STATES, spoilt_state
+from tests.faults.plan_mutations import RESULTS, STATES, spoilt_state
 
 STREAM: list[Mutation] = []
 on_stream = table_of(STREAM)
@@ -443,3 +443,5 @@ def _(isa: Isa) -> Broken:
 
 for _label, _end, _change in STATES:
     STREAM.append(Mutation(_label, "F states", partial(spoilt_state, end=_end, change=_change)))
+for _label, _make in RESULTS:
+    STREAM.append(Mutation(_label, "F meaning decode", _make))
