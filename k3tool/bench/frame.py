@@ -98,9 +98,9 @@ class BenchReport:
     definition: Sequence[str]
     rows: Sequence[tuple[str, Spread, str]]
     limits: Sequence[Limit] = ()
-    not_judged: str = ""  # why there are no limits although the benchmark has some
     facts: dict[str, Any] = field(default_factory=dict)
     appendix: Sequence[str] = ()  # text behind the limits; its numbers are among the facts
+    not_judged: str = ""  # why there are no limits although the benchmark has some
 
     def lines(self) -> list[str]:
         """Return the report as text."""
