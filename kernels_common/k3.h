@@ -62,7 +62,8 @@ enum K3Fault {
   K3_FAULT_SCRATCH = 4,   /* an op asked for more scratch than the program declares */
   K3_FAULT_RANGE = 5,     /* a token id, position, slot or expert id out of range */
   K3_FAULT_AUDIT = 6,     /* a counter's final value is not what its producers add up to */
-  K3_FAULT_PEER = 7       /* another rank stopped */
+  K3_FAULT_PEER = 7,      /* another rank stopped */
+  K3_FAULT_ABSENT = 34    /* an expert was to be used that is not in memory */
 };
 
 typedef struct K3Ctx {

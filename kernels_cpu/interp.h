@@ -12,7 +12,6 @@
 /* Faults of the interpreter's own, above those of k3.h. */
 #define K3_FAULT_SCALE 32u /* an expert's scale byte is 253 or more (numerics rule 4) */
 #define K3_FAULT_IO 33u     /* a weight could not be read: residency.h's io_fault has the range */
-#define K3_FAULT_ABSENT 34u /* an expert was to be used that is not in memory */
 
 typedef struct __attribute__((aligned(K3_LINE))) K3Counter {
     uint32_t value;

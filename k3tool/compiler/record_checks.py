@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from typing import Any, NamedTuple
 
+from k3tool.compiler.experts import fetch_faults
 from k3tool.compiler.handles import weight_bytes
 from k3tool.compiler.memory import ALIGN_BYTES
 from k3tool.compiler.order import Ordering
@@ -96,6 +97,7 @@ def record_faults(c: Ordering, max_tokens: int, tp: int, rank_of_params: int) ->
     for index, row in enumerate(c.rows):
         for fault in _row_faults(row, c.tensors, max_tokens, tp, rank_of_params):
             yield f"{c.name(index)}: {fault}"
+    yield from fetch_faults(c)
 
 
 def handles_of(spec: OpSpec, slots: Sequence[int]) -> dict[str, int]:

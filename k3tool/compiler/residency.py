@@ -16,14 +16,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from k3tool.compiler.experts import EXPERT_OPERANDS, Choice, expert_rows
 from k3tool.compiler.order import EXPERT_MATRICES, Order
-from k3tool.compiler.plan import (
-    EXPERT_ROLES,
-    Phase,
-    Plan,
-    Records,
-    Tensor,
-)
+from k3tool.compiler.plan import Phase, Plan, Records, Tensor
 from k3tool.compiler.ring import (
     Place,
     loads_of,
@@ -31,7 +26,6 @@ from k3tool.compiler.ring import (
     row_tables,
     spec_of_row,
     uses_of,
-    weights_of,
 )
 from k3tool.isa.access import paged_bytes
 from k3tool.isa.columns import GATE, PACKET_DTYPE, WAIT_DTYPE, empty_packets
@@ -68,7 +62,7 @@ def streamable(plan: Plan) -> tuple[str, ...]:
     """
     stay = row_tables(plan)
     for phase in plan.phases.values():
-        stay |= {group.bias for group in _expert_groups(plan, phase)}
+        stay |= {group.choice.bias for group in _expert_groups(plan, phase)}
     uses = uses_of(plan, next(iter(plan.phases.values())))
     found = [h for h, t in enumerate(plan.tensors) if t.role == "weight" and h not in stay]
     return tuple(plan.tensors[h].name for h in sorted(found, key=lambda h: (uses[h].first, h)))
@@ -105,42 +99,22 @@ def with_residency(plan: Plan, residency: Residency) -> Plan:
 class _Group(NamedTuple):
     """The packets that use one router's choice, and what a fetch has to know."""
 
-    scores: int
-    bias: int
-    top_k: int
-    n_experts: int
+    choice: Choice
     matrices: tuple[int, ...]  # expert tensors in order of first use: a slot's layout
     packets: tuple[int, ...]
 
 
 def _expert_groups(plan: Plan, phase: Phase) -> list[_Group]:
-    routers = {}  # route handle -> the packet that made it
     found: dict[int, dict[str, Any]] = {}
-    for index, row in enumerate(phase.packets):
-        spec = spec_of_row(row)
-        handles = dict(zip((o.name for o in spec.operands),
-                           spec.handles(row["handles"].tolist()), strict=True))  # fmt: skip
-        words = dict(zip((p.name for p in spec.params), row["params"].tolist(), strict=False))
-        if spec.op is Op.ROUTER_TOPK:
-            routers[handles["y"]] = handles["logits"], handles["bias"], words["n_experts"]
-        experts = [h for h in weights_of(row) if plan.tensors[h].role in EXPERT_ROLES]
-        if not experts:
-            continue
-        if "route" in handles:
-            scores, bias, n_experts = routers[handles["route"]]
-        else:
-            scores, bias, n_experts = handles["scores"], handles["bias"], words["n_experts"]
-        group = found.setdefault(scores, {"matrices": [], "packets": []})
-        group |= {"bias": bias, "top_k": words["top_k"], "n_experts": n_experts}
-        group["matrices"] += [h for h in experts if h not in group["matrices"]]
-        group["packets"].append(index)
+    for row in expert_rows(phase.packets, plan.tensors):
+        assert row.choice is not None, row
+        group = found.setdefault(row.choice.scores, {"matrices": [], "packets": []})
+        group["choice"] = row.choice
+        group["matrices"] += [h for h in row.matrices if h not in group["matrices"]]
+        group["packets"].append(row.at)
     for group in found.values():
         assert len(group["matrices"]) == EXPERT_MATRICES, group
-    return [
-        _Group(scores, g["bias"], g["top_k"], g["n_experts"], tuple(g["matrices"]),
-               tuple(g["packets"]))
-        for scores, g in found.items()
-    ]  # fmt: skip
+    return [_Group(g["choice"], tuple(g["matrices"]), tuple(g["packets"])) for g in found.values()]
 
 
 class _New(NamedTuple):
@@ -205,11 +179,12 @@ class _Builder:
         news = []
         for before, group in pairwise([None, *self.groups]):
             assert group is not None
-            waits = {makers[group.scores], *(before.packets if before else ())}
+            choice = group.choice
+            waits = {makers[choice.scores], *(before.packets if before else ())}
             row = empty_packets(1)
             row["op"] = int(Op.EXPERT_FETCH)
-            row["handles"][0, :5] = group.scores, group.bias, *group.matrices
-            row["params"][0, :2] = group.top_k, group.n_experts
+            row["handles"][0, :5] = choice.scores, choice.bias, *group.matrices
+            row["params"][0, :2] = choice.top_k, choice.n_experts
             row["n_units"] = row["n_slices"] = self.residency.fetch_queues
             needed = _earliest(group.packets, order)
             news.append(_New(max(waits), row, _latest(waits, order), needed))
@@ -303,7 +278,7 @@ def load_faults(
         return
     words = dict(zip((p.name for p in SPECS[Op.EXPERT_FETCH].params), row["params"].tolist(),
                      strict=False))  # fmt: skip
-    matrices = [tensors[handles[name]] for name in ("w1", "w3", "w2")]
+    matrices = [tensors[handles[name]] for name in EXPERT_OPERANDS]
     counts = {tensors[handles["scores"]].local[-1], tensors[handles["bias"]].local[-1]}
     counts |= {tensor.local[0] for tensor in matrices}
     if counts != {words["n_experts"]}:

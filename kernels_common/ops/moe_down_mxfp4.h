@@ -66,6 +66,7 @@ K3_FN void k3_combine(K3Ctx *c, const K3Combine *m, uint32_t u0, uint32_t u1, fl
         const uint32_t n_rows = k3_min(rows, u1 - r), size = n_rows * nb;
         k3_union_rewind(c, &u);
         while ((n = k3_union_next(c, &u, &e)) != 0u) {
+            if (!k3_is_here(c, m->w2, e)) return;
             k3_combine_soon(c, m, &u, r, r + n_rows, u1);
             k3_blocks_mxfp4_at(c, m->w2[e].packed, m->w2[e].scale, r, r + n_rows, m->K, nb, m->x, u.at, n, d, size,
                                m->x_bf16);

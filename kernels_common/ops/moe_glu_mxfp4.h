@@ -60,7 +60,10 @@ K3_FN void k3_experts_glu(K3Ctx *c, const K3Glu *m, const uint32_t *ids, uint32_
     uint32_t e, n;
     k3_union_begin(c, &u, ids, top_k, work);
     k3_union_rewind(c, &u);
-    while ((n = k3_union_next(c, &u, &e)) != 0u) k3_expert_glu(c, m, &u, e, n, u0, u1, work + K3_UNION_WORDS(u.n_tok));
+    while ((n = k3_union_next(c, &u, &e)) != 0u) {
+        if (!k3_is_here(c, m->w1, e) || !k3_is_here(c, m->w3, e)) return;
+        k3_expert_glu(c, m, &u, e, n, u0, u1, work + K3_UNION_WORDS(u.n_tok));
+    }
 }
 
 K3_FN void k3_op_moe_glu_mxfp4(K3Ctx *c, const K3Inst *inst, uint32_t u0, uint32_t u1) {

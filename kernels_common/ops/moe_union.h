@@ -37,6 +37,14 @@ K3_FN void k3_union_rewind(K3Ctx *c, const K3Union *u) {
     K3_SYNC(c);
 }
 
+/* Whether an expert's bytes are in memory; leaves a fault. Looked at where they are read: nobody has seen a route that an op
+ * makes itself, and a fetch that chose otherwise would have the body read anywhere. */
+K3_FN int k3_is_here(K3Ctx *c, const K3Expert *experts, uint32_t e) {
+    if (experts[e].packed != 0 && experts[e].scale != 0) return 1;
+    k3_trap(c, K3_FAULT_ABSENT, e);
+    return 0;
+}
+
 K3_FN uint32_t k3_union_id(const K3Union *u, uint32_t t) {
     const uint32_t slot = u->cursor[t];
     return slot < u->top_k ? u->ids[2u * (uint64_t)u->top_k * t + slot] : K3_UNION_NONE;

@@ -227,7 +227,7 @@ def test_an_expert_that_did_not_come_stops_the_run(
     heard: list[Event] = []
     plan = plan_with(tiny, tmp_path / "plan.h5", 1, 1.0, 12)
     spoilt = options(tiny, tmp_path, plan=plan, interpreter=controls("K3_CONTROL_NO_FETCH"))
-    with pytest.raises(UnsoundError):
+    with pytest.raises(UnsoundError, match="is not in memory"):  # by name, not by a signal
         run_model(spoilt, heard.append)
     assert [event["event"] for event in heard] == ["start"]
 

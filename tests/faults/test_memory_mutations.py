@@ -1,0 +1,110 @@
+"""Single faults of a program under a memory budget: what is fetched for whom, and its parameters.
+
+The control is the unaltered program, plan and stream, which passes everything.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from k3tool.checkpoint.sample_presets import PRESETS, preset_config
+from k3tool.compiler.checks import check_plan, check_program, is_proved
+from k3tool.compiler.compile import compile_plan
+from k3tool.compiler.plan import Plan
+from k3tool.compiler.residency import Residency, streamable, with_residency
+from k3tool.compiler.ring import least_ring, ring_places
+from k3tool.isa.columns import Columns
+from k3tool.isa.emit import emit
+from k3tool.isa.stream import Isa
+from k3tool.isa.table import SPECS, Op
+from k3tool.model.config import K3Config
+from k3tool.verdict import Check
+
+FETCH = SPECS[Op.EXPERT_FETCH]
+SLOTS = 12
+
+
+@pytest.fixture(scope="module")
+def plan() -> Plan:
+    config = K3Config.from_dict(preset_config(PRESETS["tiny"]))
+    whole = compile_plan(config, tp=2, target="cpu", workgroups=8, chunk=4, batch=1, ctx=512)
+    names = streamable(whole)
+    ring = least_ring(whole, names)
+    while ring_places(whole, names, ring) is None:
+        ring += 4096
+    return with_residency(whole, Residency(names, ring, SLOTS, 1 << 17, 2, 3))
+
+
+@pytest.fixture(scope="module")
+def isa(plan: Plan) -> Isa:
+    return emit(plan, "cpu")
+
+
+def failures(checks: list[Check]) -> dict[str, str]:
+    assert not is_proved(checks)
+    return {check.name: check.detail for check in checks if check.status == "FAIL"}
+
+
+def test_the_control_passes_every_check(plan: Plan, isa: Isa) -> None:
+    assert is_proved(check_plan(plan))
+    assert is_proved(check_program(isa, "here"))
+
+
+# -- what a fetch chooses --------------------------------------------------------------------------
+
+
+def fetches(packets: Columns) -> list[int]:
+    return np.flatnonzero(packets["op"] == Op.EXPERT_FETCH).tolist()
+
+
+def with_top_k(by: int) -> Callable[[Columns, list[int]], None]:
+    def alter(packets: Columns, at: list[int]) -> None:
+        packets["params"][at, [p.name for p in FETCH.params].index("top_k")] += np.uint32(by)
+
+    return alter
+
+
+def another_layers(name: str) -> Callable[[Columns, list[int]], None]:
+    def alter(packets: Columns, at: list[int]) -> None:
+        slot, other = FETCH.slot(name), fetches(packets)[-1]
+        packets["handles"][at, slot] = packets["handles"][other, slot]
+
+    return alter
+
+
+def fewer_experts(packets: Columns, at: list[int]) -> None:
+    packets["params"][at, [p.name for p in FETCH.params].index("n_experts")] -= np.uint32(1)
+
+
+CHOICES: Mapping[str, Callable[[Columns, list[int]], None]] = {
+    "an expert less": with_top_k(-1 & 0xFFFFFFFF),
+    "an expert more": with_top_k(1),
+    "another layer's bias": another_layers("bias"),
+    "another layer's scores": another_layers("scores"),
+    "of fewer experts": fewer_experts,
+}
+
+
+@pytest.mark.parametrize("phase", ["decode", "prefill"])
+@pytest.mark.parametrize("label", CHOICES)
+def test_a_fetch_chooses_what_its_readers_choose(plan: Plan, label: str, phase: str) -> None:
+    packets = plan.phases[phase].packets.copy()
+    at = fetches(packets)[0]
+    CHOICES[label](packets, [at])
+    broken = replace(
+        plan, phases={**plan.phases, phase: replace(plan.phases[phase], packets=packets)}
+    )
+    assert f"packet {at} " in failures(check_plan(broken))[f"B records {phase}"]
+    stream = emit(broken, "cpu")
+    assert f"instruction {at} " in failures(check_program(stream, "here"))[f"F records {phase}"]
+
+
+def test_all_fetches_with_an_expert_less(plan: Plan) -> None:
+    """Alike wrong everywhere: comparing them with each other would see nothing."""
+    packets = plan.phases["decode"].packets.copy()
+    with_top_k(-1 & 0xFFFFFFFF)(packets, fetches(packets))
+    decode = replace(plan.phases["decode"], packets=packets)
+    found = failures(check_plan(replace(plan, phases={**plan.phases, "decode": decode})))
+    assert "EXPERT_FETCH" in found["B records decode"]
