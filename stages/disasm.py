@@ -8,6 +8,7 @@ import click
 
 from k3tool.artifact import open_artifact
 from k3tool.atomic import artifact_output, check_outputs
+from k3tool.checkpoint.regular_file import read_regular
 from k3tool.compiler.plan import Plan, load_plan
 from k3tool.compiler.proved import save_proved_plan
 from k3tool.errors import ArtifactError, UsageError
@@ -58,11 +59,9 @@ def _assembled(file: Path, listing: Path, output: Path) -> str:
     check_outputs([artifact_output(output, "plan")], [file, listing])
     plan = load_plan(file)
     try:
-        text = listing.read_text()
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "no UTF-8 text"
-        got = (reason or "unreadable").lower()
-        raise ArtifactError(str(listing), got=got, need="a listing") from None
+        text = read_regular(listing, "a listing").decode()
+    except UnicodeDecodeError:
+        raise ArtifactError(str(listing), got="no utf-8 text", need="a listing") from None
     found = assemble(text.splitlines(), str(listing), len(plan.tensors))
     if sorted(found) != sorted(plan.phases):
         got, need = ", ".join(found), " and ".join(plan.phases)

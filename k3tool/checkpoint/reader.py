@@ -19,6 +19,7 @@ import numpy.typing as npt
 from k3tool.checkpoint.headers import DTYPES, Header, HeaderReader, TensorInfo
 from k3tool.checkpoint.identity import FileParts, identity_of_parts
 from k3tool.checkpoint.index import Index, read_index
+from k3tool.checkpoint.regular_file import read_regular
 from k3tool.checkpoint.unfinished import refuse_unfinished
 from k3tool.errors import ArtifactError
 from k3tool.model.config import K3Config
@@ -76,7 +77,8 @@ class Checkpoint:
         config = K3Config.load(path / "config.json", eps_overrides)
         index = read_index(path)
         _check_prefix(path, config, index)
-        return cls(path, config, (path / "config.json").read_bytes(), index)
+        config_bytes = read_regular(path / "config.json", "the checkpoint's config.json")
+        return cls(path, config, config_bytes, index)
 
     # -- what is there -------------------------------------------------------------------------
 

@@ -1,7 +1,7 @@
-"""Open the files of a checkpoint, and say in words what stands there instead.
+"""Open the files that a user gives, and say in words what stands there instead.
 
-Nothing but a regular file is opened: a named pipe would wait for ever and a device has side
-effects. Links are followed, because download caches are made of them.
+Nothing but a regular file is opened: a named pipe would wait for ever, a device has side effects or
+no end. Links are followed, because download caches are made of them. What is read whole is bounded.
 """
 
 import errno
@@ -11,6 +11,9 @@ from pathlib import Path
 
 from k3tool.errors import ArtifactError
 
+# Of a file that is read into memory. The largest that is meant to be: the released index of 60 MB,
+# and traces of experts, of which this is the choices of some 45,000 tokens.
+MOST_BYTES = 1 << 30
 _POINTER = b"version https://git-lfs.github.com/spec/"
 
 
@@ -30,12 +33,22 @@ def open_regular(path: Path, need: str) -> int:
 
 
 def read_regular(path: Path, need: str) -> bytes:
-    """Return a regular file's bytes. Raises: ArtifactError as open_regular; for a pointer too."""
+    """Return a regular file's bytes, at most MOST_BYTES of them.
+
+    Raises: ArtifactError as open_regular; for a longer file and for a pointer too.
+    """
     try:
         with open(open_regular(path, need), "rb") as file:
-            data = file.read()
+            size = os.fstat(file.fileno()).st_size
+            # Asked first: a file with holes may be longer than memory.
+            data = file.read(size + 1) if size <= MOST_BYTES else b""
+            if len(data) > size:  # it grew, or is the system's, whose files have no size
+                data += file.read(MOST_BYTES)
     except OSError as error:
         raise unreadable(path, need, error) from None
+    if max(size, len(data)) > MOST_BYTES:
+        got = f"{max(size, len(data))} bytes"
+        raise ArtifactError(str(path), got=got, need=f"{need}, at most {MOST_BYTES} bytes")
     refuse_pointer(path, data, need)
     return data
 

@@ -16,6 +16,7 @@ from k3tool.atomic import atomic_path
 from k3tool.checkpoint.identity import checkpoint_identity
 from k3tool.checkpoint.index import INDEX_NAME
 from k3tool.checkpoint.reader import Checkpoint
+from k3tool.checkpoint.regular_file import read_regular
 from k3tool.checkpoint.shard_copy import FileRecord, copy_bytes, stands, write_file
 from k3tool.checkpoint.shard_journal import Work, clear_leftover, locked
 from k3tool.checkpoint.shard_plan import (
@@ -234,8 +235,10 @@ class ShardJob:
         """Write config, side files and shards.h5; return the digest."""
         _write_bytes(folder / "config.json", self.checkpoint.config_bytes)
         for name in SIDE_FILES:
-            if (self.checkpoint.path / name).is_file():
-                _write_bytes(folder / name, (self.checkpoint.path / name).read_bytes())
+            # Not is_file(): a link to nothing or a pipe would be left out, and its end ids with it.
+            if os.path.lexists(self.checkpoint.path / name):
+                data = read_regular(self.checkpoint.path / name, "a side file")
+                _write_bytes(folder / name, data)
         return write_set(self.plan, folder, folder / SHARDS_NAME)
 
     def need_bytes(self) -> int:

@@ -20,6 +20,7 @@ from pathlib import Path
 
 from k3tool.artifact import Artifact, InputRef, open_artifact
 from k3tool.checkpoint.reader import Checkpoint
+from k3tool.checkpoint.regular_file import read_regular
 from k3tool.errors import ArtifactError, listed, quoted
 from k3tool.fields import attrs_of, texts
 from k3tool.model.config import K3Config
@@ -152,7 +153,7 @@ def _check_files(path: Path, artifact: Artifact) -> None:
             where = f"{artifact.path}: files/name"
             raise ArtifactError(where, got=quoted(name), need="names of files beside it")
         got = (
-            hashlib.sha256((path / name).read_bytes()).hexdigest()
+            hashlib.sha256(read_regular(path / name, "a side file")).hexdigest()
             if (path / name).is_file()
             else "no such file"
         )

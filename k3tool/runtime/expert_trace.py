@@ -16,6 +16,7 @@ import numpy.typing as npt
 
 from k3tool.artifact import canonical_json
 from k3tool.atomic import fsync
+from k3tool.checkpoint.regular_file import read_regular
 from k3tool.compiler.plan import EXPERT_ROLES
 from k3tool.errors import ArtifactError, K3Error
 from k3tool.isa.stream import Isa
@@ -98,11 +99,8 @@ def _sizes(isa: Isa) -> dict[str, int]:
 
 
 def read_expert_trace(path: Path) -> ExpertTrace:
-    """Return a trace. Raises: ArtifactError where the file is none, cut or empty."""
-    try:
-        data = path.read_bytes()
-    except OSError as error:
-        raise ArtifactError(str(path), got=error.strerror, need="a trace of experts") from None
+    """Return a trace. Raises: ArtifactError where the file is none, cut, empty or too long."""
+    data = read_regular(path, "a trace of experts")
     if data[:8] != MAGIC:
         raise ArtifactError(
             str(path), got="no trace of experts", need="what run --expert-trace writes"
@@ -115,7 +113,7 @@ def read_expert_trace(path: Path) -> ExpertTrace:
     try:
         sizes = json.loads(data[16:start])
         numbers = [int(sizes[name]) for name in ExpertTrace._fields[1:]]
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
         raise ArtifactError(
             f"{path}: head", got="unreadable", need="a JSON object of sizes"
         ) from None
