@@ -140,7 +140,7 @@ def rewrite(path: Path, **change: Any) -> None:
 
 @pytest.mark.parametrize("name", ["plan.h5", "isa.h5"])
 @pytest.mark.parametrize(
-    "change", [{"isa_hash": "0" * 64}, {"schema": 99}, {"kind": "bench"}], ids=str
+    "change", [{"isa_hash": "0" * 64}, {"schema": 99}, {"kind": "tokens"}], ids=str
 )
 def test_a_stale_file_exits_3(
     pair: tuple[Plan, Isa, Path], tmp_path: Path, name: str, change: dict[str, Any]
