@@ -10,11 +10,13 @@ from typing import Any
 
 from k3tool.compiler.dag import PACKINGS
 from k3tool.compiler.plan import Plan, require_params
+from k3tool.compiler.residency import budget_faults
 from k3tool.compiler.rules import FUSIONS, RULES
 from k3tool.compiler.theorems import makers, theorem_hash
 from k3tool.errors import ArtifactError
 from k3tool.fields import Fields
 from k3tool.isa.columns import spec_of
+from k3tool.isa.device import unpack
 from k3tool.isa.stream import Isa
 from k3tool.isa.table import PAGE_TOKENS, RESERVED, Op
 from k3tool.verdict import Check, outcome
@@ -29,6 +31,8 @@ def check_plan_params(plan: Plan) -> list[Check]:
     faults = [lack] if lack else list(_param_faults(plan.params, used))
     if not lack and not unknown:
         faults += _unmade(plan.params, {op for column in columns.values() for op in column})
+        rows = {name: (phase.max_tokens, phase.packets) for name, phase in plan.phases.items()}
+        faults += budget_faults(plan.params, plan.tensors, rows)
     n = sum(map(len, columns.values()))
     return [
         outcome("A params", (f"{len(plan.params)} parameters", faults)),
@@ -43,6 +47,8 @@ def check_stream_params(isa: Isa) -> Check:
         faults.append(f"target {isa.params['target']} of a stream for {isa.target}")
     rows = (row for s in isa.streams.values() for row in s.instructions[0][:, 0].tolist())
     faults += _unmade(isa.params, {row & 0xFFFF for row in rows})
+    records = {n: (s.max_tokens, unpack(s.instructions[0])) for n, s in isa.streams.items()}
+    faults += budget_faults(isa.params, isa.tensors, records)
     return outcome("F params", (f"{len(isa.params)} parameters", faults))
 
 

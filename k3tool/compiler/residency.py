@@ -16,9 +16,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from k3tool.compiler.experts import EXPERT_OPERANDS, Choice, expert_rows
+from k3tool.compiler.experts import EXPERT_OPERANDS, Choice, expert_rows, slot_bytes
 from k3tool.compiler.order import EXPERT_MATRICES, Order
-from k3tool.compiler.plan import Phase, Plan, Records, Tensor
+from k3tool.compiler.plan import EXPERT_ROLES, Phase, Plan, Records, Tensor
 from k3tool.compiler.ring import (
     Place,
     loads_of,
@@ -37,20 +37,21 @@ class Residency:
     """What a memory budget decides about one rank's weights. Part of a plan's identity.
 
     `streamed` are the tensors that come through the ring, by name; every other weight stays.
-    `slots` of `slot_bytes` hold experts. `load_queues` and `fetch_queues` are I/O workers.
+    `slots` hold experts, one each. `load_queues` and `fetch_queues` are I/O workers.
     """
 
     streamed: tuple[str, ...]
     ring_bytes: int
     slots: int
-    slot_bytes: int
     load_queues: int
     fetch_queues: int
 
-    @property
-    def params(self) -> dict[str, Any]:
-        """Return it as a plan's parameter; what is streamed is in the handle table."""
-        found = asdict(self)
+    def params(self, tensors: Sequence[Tensor]) -> dict[str, Any]:
+        """Return it as a plan's parameter; what is streamed is in the handle table.
+
+        The ring ends where its last weight does.
+        """
+        found = asdict(self) | {"ring_bytes": ring_end(tensors), "slot_bytes": slot_bytes(tensors)}
         del found["streamed"]
         return found
 
@@ -92,7 +93,7 @@ def with_residency(plan: Plan, residency: Residency) -> Plan:
         name: _Builder(plan, phase, places, groups[name], residency).build()
         for name, phase in plan.phases.items()
     }
-    params = {**plan.params, "residency": residency.params}
+    params = {**plan.params, "residency": residency.params(tensors)}
     return Plan(tuple(tensors), phases, params, plan.fired, plan.inputs)
 
 
@@ -288,3 +289,41 @@ def load_faults(
     places = [tensor.offset for tensor in matrices]
     if places != list(range(EXPERT_MATRICES)):
         yield f"its matrices lie at {places} of a slot, need {list(range(EXPERT_MATRICES))}"
+
+
+def ring_end(tensors: Sequence[Tensor]) -> int:
+    """Return the bytes of the ring that some weight lies in."""
+    return max((t.offset + paged_bytes(t.n_bytes) for t in tensors if t.role == "ring"), default=0)
+
+
+def budget_faults(
+    params: Mapping[str, Any],
+    tensors: Sequence[Tensor],
+    phases: Mapping[str, tuple[int, Records]],
+) -> Iterator[str]:
+    """Yield parameters of a memory budget that are not what tensors and fetches make them.
+
+    `phases` holds each phase's most tokens and its rows. The slots are free between those that the
+    largest step cannot do without and those that hold every expert.
+    """
+    found = params.get("residency")
+    moved = [t.name for t in tensors if t.role in ("ring", "slots")]
+    if found is None:
+        if moved:
+            yield f"no residency, and {moved[0]} does not stay in memory"
+        return
+    for name, need in (("ring_bytes", ring_end(tensors)), ("slot_bytes", slot_bytes(tensors))):
+        if found[name] != need:
+            yield f"residency {name} {found[name]}, its tensors give {need}"
+    names = [p.name for p in SPECS[Op.EXPERT_FETCH].params]
+    most = sum(t.local[0] for t in tensors if t.role in EXPERT_ROLES) // EXPERT_MATRICES
+    least = 0
+    for max_tokens, rows in phases.values():
+        for row in rows[rows["op"] == Op.EXPERT_FETCH]:
+            words = dict(zip(names, row["params"].tolist(), strict=False))
+            least = max(least, min(words["n_experts"], max_tokens * words["top_k"]))
+            if int(row["n_units"]) != found["fetch_queues"]:
+                got = f"a fetch of {int(row['n_units'])} parts"
+                yield f"residency fetch_queues {found['fetch_queues']}, and {got}"
+    if not least <= found["slots"] <= most:
+        yield f"residency slots {found['slots']}, its experts need {least} to {most}"

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from k3tool.bench.traffic import traffic_bytes
+from k3tool.compiler.experts import slot_bytes
 from k3tool.compiler.plan import EXPERT_ROLES, Plan, Tensor
 from k3tool.compiler.residency import Residency, streamable, with_residency
 from k3tool.compiler.ring import least_ring, ring_places, row_tables
@@ -167,7 +168,7 @@ def _thinned(sizes: dict[str, int], keep_bytes: int) -> tuple[str, ...]:
 
 
 def _residency(needs: _Needs, streamed: Sequence[str], ring: int, slots: int) -> Residency:
-    return Residency(tuple(streamed), ring, slots, needs.slot, LOAD_QUEUES, FETCH_QUEUES)
+    return Residency(tuple(streamed), ring, slots, LOAD_QUEUES, FETCH_QUEUES)
 
 
 # -- what a plan needs ---------------------------------------------------------------------------
@@ -191,20 +192,11 @@ def _needs(plan: Plan) -> _Needs:
         small=small,
         candidates=names,
         ring=least_ring(plan, names),
-        slot=_slot_bytes(experts),
+        slot=slot_bytes(experts),
         n_experts=n_experts,
         n_all=sum(t.local[0] for t in experts) // 3,
         top_k=max((w.get("top_k", 0) for w in words), default=0),
     )
-
-
-def _slot_bytes(experts: Sequence[Tensor]) -> int:
-    """Return the pages of an expert whose six parts lie apart, the largest layer's."""
-    largest = 0
-    for tensor in experts:
-        rows, cols = tensor.local[1:]
-        largest = max(largest, paged_bytes(rows * cols // 2) + paged_bytes(rows * cols // 32))
-    return 3 * largest
 
 
 def _fixed(plan: Plan) -> int:
@@ -286,7 +278,7 @@ def predict(plan: Plan) -> Prediction:
         if spec.op is Op.LOAD:
             storage += plan.tensors[int(row["handles"][0])].n_bytes
         elif spec.op is Op.EXPERT_FETCH and residency["slots"] < n_all:
-            storage += int(row["params"][0]) * _slot_bytes(experts)
+            storage += int(row["params"][0]) * slot_bytes(experts)
         memory += traffic_bytes(row, plan.tensors, decode.max_tokens, plan.tp)
     cache = residency["slots"] * residency["slot_bytes"]
     kept = pinned_bytes(plan.tensors, tables)

@@ -34,7 +34,7 @@ def plan() -> Plan:
     ring = least_ring(whole, names)
     while ring_places(whole, names, ring) is None:
         ring += 4096
-    return with_residency(whole, Residency(names, ring, SLOTS, 1 << 17, 2, 3))
+    return with_residency(whole, Residency(names, ring, SLOTS, 2, 3))
 
 
 @pytest.fixture(scope="module")
@@ -108,3 +108,38 @@ def test_all_fetches_with_an_expert_less(plan: Plan) -> None:
     decode = replace(plan.phases["decode"], packets=packets)
     found = failures(check_plan(replace(plan, phases={**plan.phases, "decode": decode})))
     assert "EXPERT_FETCH" in found["B records decode"]
+
+
+# -- parameters of the budget ----------------------------------------------------------------------
+
+SIZES = [
+    ("slots", 0), ("slots", 1), ("slots", SLOTS - 1), ("slots", 10**9), ("slots", 10**15),
+    ("slot_bytes", 0), ("slot_bytes", 4096), ("slot_bytes", 2**60),
+    ("ring_bytes", 0), ("ring_bytes", 2**62),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "value"), SIZES)
+def test_a_budgets_parameters_are_its_programs(plan: Plan, isa: Isa, name: str, value: int) -> None:
+    params = {**plan.params, "residency": {**plan.params["residency"], name: value}}
+    assert name in failures(check_plan(replace(plan, params=params)))["A params"]
+    assert name in failures(check_program(replace(isa, params=params), "here"))["F params"]
+
+
+@pytest.mark.parametrize("name", ["ring_bytes", "slot_bytes"])
+@pytest.mark.parametrize("by", [-1, 1])
+def test_sizes_of_a_budget_are_exact(plan: Plan, isa: Isa, name: str, by: int) -> None:
+    test_a_budgets_parameters_are_its_programs(plan, isa, name, plan.params["residency"][name] + by)
+
+
+@pytest.mark.parametrize("n_queues", [2, 4])
+def test_a_fetch_has_a_part_for_each_worker(plan: Plan, isa: Isa, n_queues: int) -> None:
+    residency = {**plan.params["residency"], "fetch_queues": n_queues}
+    params = {**plan.params, "residency": residency}
+    assert "fetch_queues" in failures(check_plan(replace(plan, params=params)))["A params"]
+    assert "F tables" in failures(check_program(replace(isa, params=params), "here"))
+
+
+def test_a_program_without_its_budget(plan: Plan) -> None:
+    params = {name: value for name, value in plan.params.items() if name != "residency"}
+    assert "no residency" in failures(check_plan(replace(plan, params=params)))["A params"]

@@ -50,7 +50,7 @@ def plan_with(source: Path, out: Path, tp: int, ring: float, slots: int, chunk: 
     size = int(least_ring(plan, names) * ring) // 4096 * 4096
     while ring_places(plan, names, size) is None:
         size += 4096
-    made = with_residency(plan, Residency(names, size, slots, 1 << 17, 2, 3))
+    made = with_residency(plan, Residency(names, size, slots, 2, 3))
     save_plan(made, out)
     return out
 

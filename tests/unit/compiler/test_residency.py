@@ -19,7 +19,7 @@ from k3tool.isa.columns import Columns
 from k3tool.isa.emit import emit
 from k3tool.isa.table import Op
 
-SLOTS, SLOT_BYTES = 12, 1 << 16
+SLOTS = 12
 
 
 def compiled(folder: Path, tp: int, **options: object) -> Plan:
@@ -32,7 +32,7 @@ def compiled(folder: Path, tp: int, **options: object) -> Plan:
 
 def streamed(plan: Plan, ring_bytes: int) -> Plan:
     names = streamable(plan)
-    return with_residency(plan, Residency(names, ring_bytes, SLOTS, SLOT_BYTES, 2, 3))
+    return with_residency(plan, Residency(names, ring_bytes, SLOTS, 2, 3))
 
 
 def failing(plan: Plan) -> list[str]:
