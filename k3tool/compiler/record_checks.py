@@ -17,7 +17,7 @@ from k3tool.compiler.order import Ordering
 from k3tool.compiler.plan import Tensor
 from k3tool.compiler.residency import load_faults
 from k3tool.errors import K3Error
-from k3tool.isa.columns import PACKET_DIGEST, spec_of
+from k3tool.isa.columns import PACKET_DIGEST, PACKET_REARM, spec_of
 from k3tool.isa.table import IO_PAGE_BYTES, PAGE_TOKENS, Op, Operand, OpSpec
 from k3tool.model.operators import input_operands, params_of, record_attrs, solve_sizes, units_of
 
@@ -119,6 +119,8 @@ def _row_faults(
     handles = handles_of(spec, row["handles"].tolist())
     if any(handle >= len(tensors) for handle in handles.values()):
         return  # the order check names it
+    if unknown := int(row["flags"]) & ~(PACKET_DIGEST | PACKET_REARM | spec.flag_mask):
+        yield f"flags {unknown:#x}, which the op has not"
     if spec.is_load:
         yield from load_faults(row, spec, handles, tensors)
         return

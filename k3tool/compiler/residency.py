@@ -271,6 +271,9 @@ def load_faults(
     row: Any, spec: OpSpec, handles: Mapping[str, int], tensors: Sequence[Tensor]
 ) -> Iterator[str]:
     """Yield what is wrong with the words of a LOAD or an EXPERT_FETCH, given the handle table."""
+    for name, need in (("width", 1), ("unit_cols", 0)):
+        if int(row[name]) != need:
+            yield f"{name} {int(row[name])}, need {need}"
     if spec.op is Op.LOAD:
         tensor = tensors[handles["w"]]
         need = -(-paged_bytes(tensor.n_bytes) // LOAD_BLOCK_BYTES)

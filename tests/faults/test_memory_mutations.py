@@ -18,7 +18,7 @@ from k3tool.compiler.ring import least_ring, ring_places
 from k3tool.isa.columns import Columns
 from k3tool.isa.emit import emit
 from k3tool.isa.stream import Isa
-from k3tool.isa.table import SPECS, Op
+from k3tool.isa.table import SPECS, WORD_UNIT_COLS, WORD_WIDTH, Op
 from k3tool.model.config import K3Config
 from k3tool.verdict import Check
 
@@ -143,3 +143,34 @@ def test_a_fetch_has_a_part_for_each_worker(plan: Plan, isa: Isa, n_queues: int)
 def test_a_program_without_its_budget(plan: Plan) -> None:
     params = {name: value for name, value in plan.params.items() if name != "residency"}
     assert "no residency" in failures(check_plan(replace(plan, params=params)))["A params"]
+
+
+# -- words that nothing reads ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("bit", [3, 6, 15])
+@pytest.mark.parametrize("op", [Op.LOAD, Op.EXPERT_FETCH, Op.EMBED_BF16])
+def test_a_flag_that_the_op_has_not(isa: Isa, op: Op, bit: int) -> None:
+    assert not SPECS[op].flag_mask >> bit & 1
+    found = failures(check_program(with_word(isa, op, 0, lambda word: word | 1 << 16 + bit), "x"))
+    assert f"flags {1 << bit:#x}" in found["F records decode"]
+
+
+@pytest.mark.parametrize("op", [Op.LOAD, Op.EXPERT_FETCH])
+@pytest.mark.parametrize("name", ["width", "unit_cols"])
+def test_sizes_of_what_moves_weights(isa: Isa, op: Op, name: str) -> None:
+    word = {"width": WORD_WIDTH, "unit_cols": WORD_UNIT_COLS}[name]
+    found = failures(check_program(with_word(isa, op, word, lambda value: value + 1), "x"))
+    assert name in found["F records decode"]
+
+
+def with_word(isa: Isa, op: Op, word: int, change: Callable[[int], int]) -> Isa:
+    """Alter a word of the first record of an op, on every rank."""
+    stream = isa.streams["decode"]
+    records = [rank.copy() for rank in stream.instructions]
+    at = int(np.flatnonzero(records[0][:, 0] & 0xFFFF == op)[0])
+    for rank in records:
+        rank[at, word] = change(int(rank[at, word]))
+    return replace(
+        isa, streams={**isa.streams, "decode": replace(stream, instructions=tuple(records))}
+    )
