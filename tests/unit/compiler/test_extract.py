@@ -117,8 +117,11 @@ def test_the_binding_of_an_application_names_values() -> None:
     assert row.binding == f"x=here norm=norm w=q eps={EPS} norm_round=0 head=0 round=0"
 
 
-@pytest.mark.parametrize("tokens", [1, 16, 512])
-def test_more_rules_never_cost_more(oracle: Callable[[str], Path], tokens: int) -> None:
+@pytest.mark.parametrize(("tokens", "saves"), [(1, 2.5), (16, 1.6), (512, 1.15)])
+def test_more_rules_never_cost_more(
+    oracle: Callable[[str], Path], tokens: int, saves: float
+) -> None:
+    """Of many tokens most of the price is that attention reads its cache, which no rule changes."""
     graph = build_graph(K3Config.load(oracle("tiny13") / "config.json"))
 
     def cost(n: int) -> int:
@@ -129,7 +132,7 @@ def test_more_rules_never_cost_more(oracle: Callable[[str], Path], tokens: int) 
     least = len(RULES) - len(FUSIONS)  # lowerings, which come first: no plan is without them
     costs = [cost(n) for n in range(least, len(RULES) + 1)]
     assert costs == sorted(costs, reverse=True)
-    assert costs[-1] < costs[0] / 1.5
+    assert costs[-1] < costs[0] / saves
 
 
 # Rules with more packets on the right, and fewer of them in a row.
