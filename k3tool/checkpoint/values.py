@@ -123,7 +123,7 @@ class ValueScan:
         self.n_done = 0
 
     def run(self, on_tick: Any = None, tick_s: float = 0.2) -> Values:
-        """Read everything; `on_tick(n_done)` is called now and then from this thread.
+        """Read everything; `on_tick(n_done)` is called now and then, and at the end.
 
         Raises: ArtifactError naming the file and tensor that cannot be read.
         """
@@ -137,6 +137,8 @@ class ValueScan:
                     thread.join(tick_s)
                     if on_tick is not None:
                         on_tick(self.n_done)
+            if on_tick is not None:  # the threads may have been quicker than the first look at them
+                on_tick(self.n_done)
         finally:
             self._stop.set()  # Ctrl-C: the threads come back within a block
             for thread in threads:

@@ -75,10 +75,13 @@ def _identity(path: Path, modified_ns: int) -> Interpreter:
 def _ask(path: Path, question: str) -> str:
     try:
         done = subprocess.run([str(path), question], capture_output=True, text=True, check=True)
-    except (OSError, subprocess.CalledProcessError) as error:
-        got = f"no answer ({error})"
-        raise TargetError(str(path), got=got, need="k3-cpu", hint=REBUILD) from None
-    return done.stdout
+    except OSError as error:
+        why = str(error)
+    except subprocess.CalledProcessError as error:
+        why = f"exit code {error.returncode}"
+    else:
+        return done.stdout
+    raise TargetError(str(path), got=f"no answer ({why})", need="k3-cpu", hint=REBUILD)
 
 
 def _refuse_stale(path: Path, field: str, got: str, need: str) -> None:
