@@ -99,7 +99,9 @@ def require_proved(checks: Sequence[Check], what: str) -> None:
         first = short[0] if short else not_run("every check", "nothing to check")
         others = ", ".join(check.name for check in short[1:] if check.status == "FAIL")
         got = f"{first.status} {first.name}: {first.detail}" + (f"; and {others}" if others else "")
-        raise UnsoundError(what, got=got, need=f"every check to pass ({summary(checks)})")
+        need = f"every check to pass ({summary(checks)})"
+        hint = "k3tool verify plan lists them; k3tool compile-plan and emit-isa write files anew"
+        raise UnsoundError(what, got=got, need=need, hint=hint)
 
 
 _NO_MEANING = ("F params", "F meaning", "F states")

@@ -18,8 +18,9 @@ def programs(draw: st.DrawFn, max_units: int = 0xFFFFFFFF) -> tuple[Columns, Col
     for index, op in enumerate(ops):
         row, spec = packets[index : index + 1], table.SPECS[op]
         row["op"], row["flags"] = op, draw(st.integers(0, 3))
+        last = table.NO_HANDLE - len(spec.operands)  # a slot's operands have neighbouring handles
         for slot in range(spec.n_slots):
-            row["handles"][0, slot] = draw(st.integers(0, table.NO_HANDLE - 1))
+            row["handles"][0, slot] = draw(st.integers(0, last))
         for word in range(len(spec.params)):
             row["params"][0, word] = draw(U32)
         row["n_units"] = draw(st.integers(1, max_units))
