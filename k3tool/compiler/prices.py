@@ -19,7 +19,7 @@ from typing import NamedTuple
 from k3tool.compiler.egraph import Form, Saturated
 from k3tool.compiler.handles import F32_BYTES, weight_bytes
 from k3tool.compiler.plan import n_slices
-from k3tool.isa.table import PAGE_TOKENS, READS_STATE, ROW_LOOKUPS, SPECS, Op
+from k3tool.isa.table import PAGE_TOKENS, READS_STATE, ROW_LOOKUPS, SPECS, Op, Operand
 from k3tool.model.nodes import Graph, Leaf, WeightLeaf
 from k3tool.model.operators import attr_names, input_operands, result_widths, solve_sizes, units_of
 from k3tool.targets import Target
@@ -105,7 +105,7 @@ class Prices:
         for operand, value in zip(input_operands(form.op), form.inputs, strict=True):
             if operand.role == "state" and form.op not in READS_STATE:
                 continue
-            size = self._bytes(form, operand.name, value)
+            size = self._bytes(form, operand, value)
             moved += spec.whole.get(operand.name, 0) * size
             if operand.name in spec.again:
                 moved += (self.tokens - 1) * size // self._slices(form)
@@ -123,7 +123,7 @@ class Prices:
             return 0
         width, _ = self._sizes(form)
         shared = self.tokens * width * F32_BYTES + sum(
-            self._bytes(form, operand.name, value)
+            self._bytes(form, operand, value)
             for operand, value in zip(input_operands(form.op), form.inputs, strict=True)
             if (operand.role not in ("state", "inout") or form.op in READS_STATE)
             and operand.name not in spec.whole
@@ -131,14 +131,14 @@ class Prices:
         alone = shared * PS // (self._slices(form) * self.costs.unit_bytes_per_s)
         return max(0, alone - shared * PS // self.costs.bytes_per_s)
 
-    def _bytes(self, form: Form, operand: str, value: int) -> int:
+    def _bytes(self, form: Form, operand: Operand, value: int) -> int:
         """Return what a step of all tokens reads of an operand on one rank."""
         weight = self._weight(value)
-        if operand == "cache":
+        if operand.role == "state":  # that is read, READS_STATE: a latent cache
             row = dict(_attrs(form))["latent"] + dict(_attrs(form))["rope"]
             return self.tokens * self.graph.pages * PAGE_TOKENS * row * F32_BYTES
         if weight is None:
-            count = dict(_attrs(form)).get("n_blocks", 1) if operand == "blocks" else 1
+            count = dict(_attrs(form)).get("n_blocks", 1) if operand.name == "blocks" else 1
             return self.tokens * count * self.width(value) * F32_BYTES
         size = weight_bytes(weight.dtype, weight.local_shape)
         rows = weight.local_shape[0]
