@@ -7,10 +7,14 @@
 
 #include "body.h"
 
+/* Where a finished block lies among the blocks. */
+K3_FN float *k3_block(const K3Ctx *c, const K3Inst *inst, uint32_t blocks, uint32_t index) {
+    return k3_out(c, inst, blocks) + (uint64_t)inst->param[index] * c->max_tokens * inst->width;
+}
+
 K3_FN void k3_op_block_push(K3Ctx *c, const K3Inst *inst, uint32_t u0, uint32_t u1) {
     const float *prefix = k3_in(c, inst, K3_BLOCK_PUSH_PREFIX);
-    float *block = k3_out(c, inst, K3_BLOCK_PUSH_BLOCKS) +
-                   (uint64_t)inst->param[K3_BLOCK_PUSH_INDEX] * c->max_tokens * inst->width;
+    float *block = k3_block(c, inst, K3_BLOCK_PUSH_BLOCKS, K3_BLOCK_PUSH_INDEX);
     uint32_t t;
     for (t = 0; t < c->step->n_tokens; t++) {
         const uint64_t row = (uint64_t)t * inst->width;

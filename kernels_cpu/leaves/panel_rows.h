@@ -52,19 +52,6 @@ K3V_INLINE void k3p_rows16(const k3p_matrix *m, uint32_t r, uint32_t row1, uint3
     k3p_finish(n_tok, s, y, ldy);
 }
 
-/* Row i of T tokens' block sums lies together in D. */
-K3V_INLINE void k3p_store_blocks(const k3p_work *s, uint32_t n_tok, uint32_t n_rows, uint32_t nb, float *D, uint64_t ldd) {
-    for (uint32_t t = 0; t < n_tok; t++)
-        for (uint32_t i = 0; i < n_rows; i += 4u)
-            for (uint32_t b = 0; b < nb; b += 4u) {
-                const uint32_t rows = n_rows - i < 4u ? n_rows - i : 4u, here = nb - b < 4u ? nb - b : 4u;
-                __m128 d[4];
-                for (uint32_t j = 0; j < 4u; j++) d[j] = _mm_loadu_ps(&s->d[j < here ? b + j : b][t][i]);
-                _MM_TRANSPOSE4_PS(d[0], d[1], d[2], d[3]);
-                for (uint32_t j = 0; j < rows; j++) k3v_store_n(D + t * ldd + (uint64_t)(i + j) * nb + b, d[j], here);
-            }
-}
-
 K3V_INLINE k3v_f k3p_tree(const k3p_work *s, uint32_t t, uint32_t i, uint32_t nb) {
     k3v_f d[8];
     for (uint32_t b = 0; b < nb; b++) d[b] = k3v_load(&s->d[b][t][i]);
@@ -96,7 +83,7 @@ K3V_INLINE void k3p_batch(const k3p_matrix *m, uint32_t row0, uint32_t row1, con
             }
             for (uint32_t i = 0; i < n_rows; i += K3P_ROWS) k3p_rows16(m, r + i, row1, b, packed, n_tok, &s->d[b][0][i], K3P_TILE, s);
         }
-        if (out->is_blocks) k3p_store_blocks(s, n_tok, n_rows, m->n_blocks, out->y + (uint64_t)(r - row0) * m->n_blocks, out->ld);
+        if (out->is_blocks) k3v_store_blocks(s->d[0][0], K3P_BATCH * K3P_TILE, K3P_TILE, n_tok, n_rows, m->n_blocks, out->y + (uint64_t)(r - row0) * m->n_blocks, out->ld);
         else k3p_store_trees(s, n_tok, n_rows, m->n_blocks, out->y + (r - row0), out->ld);
     }
 }

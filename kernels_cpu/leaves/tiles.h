@@ -170,6 +170,21 @@ K3V_INLINE void k3v_store_n(float *y, __m128 v, uint32_t n) {
     __builtin_memcpy(y, four, n * sizeof(float));
 }
 
+/* Block sums that lie by block, token and row (`ldb` floats from a block to the next, `ldt` from a token)
+ * to D, where a row's blocks lie together. */
+K3V_INLINE void k3v_store_blocks(const float *sums, uint64_t ldb, uint64_t ldt, uint32_t n_tok, uint32_t n_rows, uint32_t nb,
+                                 float *D, uint64_t ldd) {
+    for (uint32_t t = 0; t < n_tok; t++)
+        for (uint32_t i = 0; i < n_rows; i += 4u)
+            for (uint32_t b = 0; b < nb; b += 4u) {
+                const uint32_t rows = n_rows - i < 4u ? n_rows - i : 4u, here = nb - b < 4u ? nb - b : 4u;
+                __m128 v[4];
+                for (uint32_t j = 0; j < 4u; j++) v[j] = _mm_loadu_ps(sums + (j < here ? b + j : b) * ldb + t * ldt + i);
+                _MM_TRANSPOSE4_PS(v[0], v[1], v[2], v[3]);
+                for (uint32_t j = 0; j < rows; j++) k3v_store_n(D + t * ldd + (uint64_t)(i + j) * nb + b, v[j], here);
+            }
+}
+
 /* Rows r0 .. r0 + n - 1 (n <= 4) for one token. */
 K3V_INLINE void k3v_rows4(int type, const uint8_t *W, uint64_t ldw, uint32_t r0, uint32_t n, uint32_t K,
                           uint32_t n_blocks, const float *x, float *y) {

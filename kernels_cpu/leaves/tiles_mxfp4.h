@@ -272,19 +272,6 @@ static __attribute__((noinline)) void k3v_mx_tokens_dot(const k3v_mx *m, uint32_
     }
 }
 
-/* Row i of T tokens' block sums lies together in D. */
-K3V_INLINE void k3v_mx_store_blocks(const k3v_tokens *s, int T, uint32_t n_rows, uint32_t nb, float *D, uint64_t ldd) {
-    for (int k = 0; k < T; k++)
-        for (uint32_t i = 0; i < n_rows; i += 4u)
-            for (uint32_t b = 0; b < nb; b += 4u) {
-                const uint32_t rows = n_rows - i < 4u ? n_rows - i : 4u, here = nb - b < 4u ? nb - b : 4u;
-                __m128 d[4];
-                for (uint32_t j = 0; j < 4u; j++) d[j] = _mm_loadu_ps(&s->d[j < here ? b + j : b][k][i]);
-                _MM_TRANSPOSE4_PS(d[0], d[1], d[2], d[3]);
-                for (uint32_t j = 0; j < rows; j++) k3v_store_n(D + (uint64_t)k * ldd + (uint64_t)(i + j) * nb + b, d[j], here);
-            }
-}
-
 /* n_tok not 1 more than a multiple of K3V_TOKS. */
 static __attribute__((noinline)) void k3v_mx_tokens_blocks(const k3v_mx *m, uint32_t row0, uint32_t row1, const float *X,
                                                            const uint32_t *at, uint32_t n_tok, float *D, uint64_t ldd) {
@@ -295,7 +282,7 @@ static __attribute__((noinline)) void k3v_mx_tokens_blocks(const k3v_mx *m, uint
             const float *x[K3V_TOKS];
             const int T = k3v_picked(X, m->K, at, t, n_tok, x);
             k3v_rows_sums(K3V_BF16, T, (const uint8_t *)s.rows, m->K, n, m->K, m->n_blocks, x, &s.tokens);
-            k3v_mx_store_blocks(&s.tokens, T, n, m->n_blocks, D + t * ldd + (uint64_t)(r - row0) * m->n_blocks, ldd);
+            k3v_store_blocks(s.tokens.d[0][0], K3V_TOKS * K3V_BLOCK_ROWS, K3V_BLOCK_ROWS, (uint32_t)T, n, m->n_blocks, D + t * ldd + (uint64_t)(r - row0) * m->n_blocks, ldd);
         }
     }
 }
