@@ -100,7 +100,7 @@ def _look_at_values(checkpoint: Checkpoint, opts: Options, coverage: Coverage) -
     targets = Targets(checkpoint, opts.layers)
     jobs = opts.jobs or os.cpu_count() or 1
     wanted = recorded is not None or opts.fingerprint is not None
-    scan = ValueScan(checkpoint, targets, jobs=jobs, fingerprint=wanted)
+    scan = ValueScan(checkpoint, targets, n_bytes=targets.n_bytes, jobs=jobs, fingerprint=wanted)
     with progress_of("values") as progress:
         values = scan.run(lambda done: progress(done, targets.n_bytes))
     if recorded is not None:

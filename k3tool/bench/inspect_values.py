@@ -58,7 +58,9 @@ class _Sides:
     def scan(self, fingerprint: bool) -> float:
         start = self._start()
         targets = Targets(self.opened, self.layers)
-        run = ValueScan(self.opened, targets, jobs=self.jobs, fingerprint=fingerprint)
+        run = ValueScan(
+            self.opened, targets, n_bytes=self.n_bytes, jobs=self.jobs, fingerprint=fingerprint
+        )
         found = run.run(tick_s=10.0)
         if found.n_bytes != self.n_bytes:
             got = f"{found.n_bytes} bytes"

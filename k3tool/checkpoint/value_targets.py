@@ -18,6 +18,7 @@ from k3tool.model.weights import SpecFinder, TensorSpec
 
 PIECE_BYTES = 32 << 20  # of whole rows; part of what a fingerprint means
 BATCH_BYTES = 64 << 20  # a unit of work: long calls, so that threads seldom wait for each other
+LAST_BATCH_BYTES = 8 << 20  # the last ones are short, so that threads end together
 OTHER, BF16, F32, PACKED, SCALE = range(5)  # K3_SCAN_*
 GROUP_BYTES = 16  # of 32 codes, which have one scale byte
 _PLAIN = {"BF16": BF16, "F32": F32}
@@ -157,16 +158,18 @@ def _piece(target: Target, number: int, *, keep: bool = False) -> Piece:
     return Piece(target, number, target.info.offset + number * step, n_bytes, keep)
 
 
-def batches_of(pieces: Iterable[list[Piece]]) -> Iterator[list[Piece]]:
-    """Join pieces to what is worth one call."""
+def batches_of(pieces: Iterable[list[Piece]], n_bytes: int, jobs: int) -> Iterator[list[Piece]]:
+    """Join pieces, of `n_bytes` in all, to what is worth one call of one of `jobs` threads."""
     batch: list[Piece] = []
-    n_bytes = 0
+    size = 0
     for group in pieces:
         more = sum(piece.n_bytes for piece in group)
-        if batch and (n_bytes + more > BATCH_BYTES or len(batch) + len(group) > MAX_JOBS):
+        most = max(LAST_BATCH_BYTES, min(BATCH_BYTES, n_bytes // (4 * jobs)))
+        if batch and (size + more > most or len(batch) + len(group) > MAX_JOBS):
             yield batch
-            batch, n_bytes = [], 0
+            n_bytes -= size
+            batch, size = [], 0
         batch += group
-        n_bytes += more
+        size += more
     if batch:
         yield batch

@@ -104,13 +104,17 @@ class ValueScan:
         checkpoint: Checkpoint,
         targets: Iterable[Target],
         *,
+        n_bytes: int,
         jobs: int,
         fingerprint: bool = False,
         loops: str = "auto",
     ) -> None:
-        """Open what has to be read. Raises: TargetError if the scan library is absent or stale."""
+        """Open what has to be read: targets of `n_bytes` in all.
+
+        Raises: TargetError if the scan library is absent or stale.
+        """
         self._checkpoint = checkpoint
-        self._batches = batches_of(pieces_of(targets))
+        self._batches = batches_of(pieces_of(targets), n_bytes, jobs)
         self._fingerprint = fingerprint
         self._lock = threading.Lock()
         self._stop = StopFlag()
@@ -201,22 +205,17 @@ class ValueScan:
 
     def _note(self, scans: Any, batch: list[Piece]) -> None:
         """Keep what belongs to the tensor and not to its place; called under the lock."""
-        columns = ("n_zero_rows", "n_nonfinite", "first_bad", "first_high")
-        rows = zip(*(scans[name].tolist() for name in columns), strict=True)
-        for number, (piece, row) in enumerate(zip(batch, rows, strict=True)):
+        seen = (
+            (scans["n_zero_rows"] > 0) | (scans["n_nonfinite"] > 0) | (scans["first_high"] < NONE)
+        )
+        for number in np.flatnonzero(seen).tolist():
+            _keep(batch[number], scans[number])
+        fingers = scans["fingerprint"].tobytes() if self._fingerprint else b""
+        for number, piece in enumerate(batch):
             target = piece.tensor
-            n_zero_rows, n_nonfinite, first_bad, first_high = row
-            target.n_zero_rows += n_zero_rows
-            target.n_nonfinite += n_nonfinite
-            byte0 = piece.number * target.piece_rows * target.row_bytes
-            if first_bad != NONE:
-                element = byte0 // (2 if target.kind == BF16 else 4) + first_bad
-                target.first_bad = _first(target.first_bad, element)
-            if first_high != NONE:
-                target.first_high = _first(target.first_high, byte0 + first_high)
-            if self._fingerprint:
+            if fingers:
                 target.fingers = target.fingers or [b""] * target.n_pieces
-                target.fingers[piece.number] = scans["fingerprint"][number].tobytes()
+                target.fingers[piece.number] = fingers[16 * number : 16 * number + 16]
             target.n_done += 1
             if target.n_done == target.n_pieces:
                 self._finish(target)
@@ -254,6 +253,19 @@ class ValueScan:
         findings = sorted(self._findings, key=lambda finding: finding.order)
         by_place = {place: places[place] for place in ordered}
         return Values(by_place, findings, self._fingerprints, self.n_done)
+
+
+def _keep(piece: Piece, scan: Any) -> None:
+    """Add what a piece holds that a tensor's finding may be made of: most hold nothing of it."""
+    target = piece.tensor
+    target.n_zero_rows += int(scan["n_zero_rows"])
+    target.n_nonfinite += int(scan["n_nonfinite"])
+    byte0 = piece.number * target.piece_rows * target.row_bytes
+    if scan["first_bad"] != NONE:
+        element = byte0 // (2 if target.kind == BF16 else 4) + int(scan["first_bad"])
+        target.first_bad = _first(target.first_bad, element)
+    if scan["first_high"] != NONE:
+        target.first_high = _first(target.first_high, byte0 + int(scan["first_high"]))
 
 
 def _first(seen: int, index: int) -> int:

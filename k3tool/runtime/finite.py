@@ -35,7 +35,9 @@ def require_finite(folder: Checkpoint, cache: Path, say: Say) -> None:
     used = [target for target in read if target.place[1] != "vision"]
     total = sum(target.info.n_bytes for target in used)
     with progress_of("looking for NaN and Inf") as progress:
-        values = ValueScan(folder, used, jobs=jobs).run(lambda done: progress(done, total))
+        values = ValueScan(folder, used, n_bytes=total, jobs=jobs).run(
+            lambda done: progress(done, total)
+        )
     wrong = [finding for finding in values.findings if finding.kind == "non-finite"]
     error = first_error(folder.path, wrong, "inspect --values")
     if error is not None:

@@ -200,7 +200,7 @@ def test_a_look_at_values_stops_within_a_block(released: Path) -> None:
     with Checkpoint.open(released) as checkpoint:
         targets = Targets(checkpoint, (12,))
         assert targets.n_bytes == 16_990_092_800
-        scan = ValueScan(checkpoint, targets, jobs=1)
+        scan = ValueScan(checkpoint, targets, n_bytes=targets.n_bytes, jobs=1)
         scan._stop.set()  # as Ctrl-C does: nothing of 17 GB is read
         assert scan.run().n_bytes == 0
 

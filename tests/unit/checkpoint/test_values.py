@@ -296,9 +296,9 @@ def test_end_of_file_stop_and_errors(tmp_path: Path) -> None:
 def look(folder: Path, **options: object) -> Values:
     with Checkpoint.open(folder) as checkpoint:
         layers = options.pop("layers", None)
-        return ValueScan(
-            checkpoint, Targets(checkpoint, layers), **{"jobs": 2, **options}
-        ).run(tick_s=0.01)  # fmt: skip
+        targets = Targets(checkpoint, layers)
+        scan = ValueScan(checkpoint, targets, n_bytes=targets.n_bytes, **{"jobs": 2, **options})
+        return scan.run(tick_s=0.01)
 
 
 def put(folder: Path, name: str, index: tuple[int, ...] | slice, value: object) -> None:
@@ -399,7 +399,8 @@ def test_a_part_never_written_is_named(writable: Callable[[str], Path]) -> None:
 def test_file_that_shrinks_while_it_is_read(writable: Callable[[str], Path]) -> None:
     folder = writable("tiny_tp8")
     with Checkpoint.open(folder) as checkpoint:
-        scan = ValueScan(checkpoint, Targets(checkpoint), jobs=2)
+        targets = Targets(checkpoint)
+        scan = ValueScan(checkpoint, targets, n_bytes=targets.n_bytes, jobs=2)
         info = checkpoint.tensor_info(Q_PROJ)
         os.truncate(folder / info.file, info.offset + 100)
         with pytest.raises(ArtifactError, match="end of file at byte") as caught:
