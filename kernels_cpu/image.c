@@ -184,6 +184,10 @@ static int check_tensors(Check *c) {
     for (uint32_t i = 0; i < m->n_files; i++) {
         const uint64_t at = m->files[i].path_offset;
         if (at >= m->text_bytes || memchr(m->text + at, 0, m->text_bytes - at) == NULL) return refuse(c, "file %u: no path", i);
+        const K3FileRow *f = &m->files[i];
+        const int has_copy = f->copy != K3_NO_INDEX;
+        if (f->device >= K3_MOST_DEVICES || (has_copy && (f->copy <= i || f->copy >= m->n_files || m->files[f->copy].bytes != f->bytes)))
+            return refuse(c, "file %u: device %u, copy %u of %u", i, f->device, f->copy, m->n_files);
     }
     for (uint32_t i = 0; i < m->n_tensors; i++) {
         const K3TensorRow *t = &m->tensors[i];

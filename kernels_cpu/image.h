@@ -10,10 +10,11 @@
 #include "../kernels_common/protocol.h"
 
 #define K3_IMAGE_MAGIC "K3IMAGE"
-#define K3_IMAGE_VERSION 2u
+#define K3_IMAGE_VERSION 3u
 #define K3_N_PHASES 2u /* 0 decode, 1 prefill: the order of ALL_PHASES in k3tool/isa/table.py */
 #define K3_N_OPCODES 256u
 #define K3_MOST_IO_QUEUES 64u
+#define K3_MOST_DEVICES 8u
 #define K3_SEGMENT_HEADER 4096u /* before the ranks' segments in the shared file: abort word, progress */
 
 /* What a section holds; per-phase kinds come once for each phase. */
@@ -84,6 +85,8 @@ typedef struct K3ExpertRow {
 
 typedef struct K3FileRow {
     uint64_t path_offset, bytes; /* bytes: the size the checkpoint's header promised */
+    uint32_t copy;               /* a later row that holds the same bytes on another device, K3_NO_INDEX: none */
+    uint32_t device;             /* number of its folder, as the user named them */
 } K3FileRow;
 
 K3_STATIC_ASSERT(sizeof(K3SectionRow) == 32, "written by image.py");
@@ -91,7 +94,7 @@ K3_STATIC_ASSERT(sizeof(K3ImageHeader) == 208, "written by image.py");
 K3_STATIC_ASSERT(sizeof(K3PhaseRow) == 32, "written by image.py");
 K3_STATIC_ASSERT(sizeof(K3TensorRow) == 72, "written by image.py");
 K3_STATIC_ASSERT(sizeof(K3ExpertRow) == 24, "written by image.py");
-K3_STATIC_ASSERT(sizeof(K3FileRow) == 16, "written by image.py");
+K3_STATIC_ASSERT(sizeof(K3FileRow) == 24, "written by image.py");
 
 /* One phase's program, as pointers into the mapped image. */
 typedef struct K3Program {

@@ -132,6 +132,7 @@ static void add_residency(K3Record *record, const K3Residency *r) {
     record->n_misses = r->n_misses;
     record->n_read_bytes = r->n_bytes;
     record->trace_error = r->trace_error;
+    for (uint32_t i = 0; i < K3_MOST_DEVICES; i++) record->n_device_bytes[i] = r->devices.device[i].n_bytes;
 }
 
 static uint32_t is_direct(const K3Residency *r) {

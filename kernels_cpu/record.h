@@ -28,8 +28,9 @@ typedef struct K3Record {
     uint64_t n_read_bytes;     /* END: from storage, by the steps; 0 where weights are mapped */
     int32_t trace_error;       /* END: errno that ended the trace of experts */
     uint32_t is_direct;        /* READY: reads go around the page cache */
+    uint64_t n_device_bytes[K3_MOST_DEVICES]; /* END: n_read_bytes by folder */
 } K3Record;
 
-K3_STATIC_ASSERT(sizeof(K3Record) == 192, "read by records.py");
+K3_STATIC_ASSERT(sizeof(K3Record) == 256, "read by records.py");
 
 #endif

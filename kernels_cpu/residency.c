@@ -26,11 +26,23 @@ static uint32_t io_fault(K3Residency *r, uint32_t file, K3IoFault *fault, uint32
     return K3_FAULT_IO;
 }
 
+/* One read from one of the file's copies. */
+static uint32_t read_pages(K3Residency *r, uint32_t file, uint64_t offset, uint64_t bytes, char *pages, uint32_t *detail) {
+    K3IoFault fault;
+    if (k3_devices_read(&r->devices, &file, offset, bytes, pages, &fault) != 0) return io_fault(r, file, &fault, detail);
+    __atomic_fetch_add(&r->n_bytes, bytes, __ATOMIC_RELAXED);
+    return K3_FAULT_NONE;
+}
+
 /* ---- start ----------------------------------------------------------------------------------------- */
 
+/* With its copies on other devices. */
 static int open_file(K3Residency *r, uint32_t file, char *why, size_t why_bytes) {
-    if (r->files[file].fd >= 0) return 0;
-    return k3_io_open(&r->files[file], r->image->text + r->image->files[file].path_offset, r->image->files[file].bytes, why, why_bytes);
+    for (; file != K3_NO_INDEX && r->files[file].fd < 0; file = r->image->files[file].copy) {
+        const K3FileRow *row = &r->image->files[file];
+        if (k3_io_open(&r->files[file], r->image->text + row->path_offset, row->bytes, why, why_bytes) != 0) return -1;
+    }
+    return 0;
 }
 
 static int open_files(K3Residency *r, char *why, size_t why_bytes) {
@@ -86,14 +98,12 @@ static int is_there_at_start(const K3TensorRow *t) {
 /* Blocks [b0, b1) of the pages that enclose a tensor. */
 static uint32_t read_blocks(K3Residency *r, const K3TensorRow *t, uint64_t b0, uint64_t b1, uint32_t *progress, uint32_t *detail) {
     const uint64_t first = k3_io_down(t->offset), end = t->offset + t->bytes;
-    K3IoFault fault;
     for (uint64_t b = b0; b < b1 && first + b * BLOCK < end; b++) {
         const uint64_t at = first + b * BLOCK, from = at > t->offset ? at : t->offset;
         const uint64_t to = at + BLOCK < end ? at + BLOCK : end;
-        if (k3_io_read(&r->files[t->file], from, to - from, pages_of(r, t) + b * BLOCK, &fault) != 0)
-            return io_fault(r, t->file, &fault, detail);
+        const uint32_t fault = read_pages(r, t->file, from, to - from, pages_of(r, t) + b * BLOCK, detail);
+        if (fault != K3_FAULT_NONE) return fault;
         __atomic_fetch_add(progress, 1u, __ATOMIC_RELAXED);
-        __atomic_fetch_add(&r->n_bytes, to - from, __ATOMIC_RELAXED);
     }
     return K3_FAULT_NONE;
 }
@@ -137,8 +147,10 @@ K3Residency *k3_residency_open(const K3Image *image, K3Expert *experts, uint32_t
         snprintf(why, why_bytes, "memory for weights: %s", strerror(errno));
         return NULL;
     }
+    k3_devices_begin(&r->devices, image, r->files);
     if (open_files(r, why, why_bytes) != 0 || read_start(r, n_threads, progress, why, why_bytes) != 0) return NULL;
     r->n_bytes = 0;
+    for (uint32_t i = 0; i < K3_MOST_DEVICES; i++) r->devices.device[i].n_bytes = 0;
     return r;
 }
 
@@ -176,7 +188,6 @@ static uint32_t read_expert(K3Residency *r, uint32_t slot, const K3TensorRow *co
     char *base = r->slots + (uint64_t)slot * room;
     Extent x[2 * K3_N_MATRICES];
     uint64_t at = 0;
-    K3IoFault fault;
     for (uint32_t m = 0; m < K3_N_MATRICES; m++) {
         const K3ExpertRow *row = &r->image->experts[r->slot[slot].row[m]];
         x[2 * m] = (Extent){row->packed_file, row->packed_offset, t[m]->packed_bytes, &made[m].packed};
@@ -192,9 +203,9 @@ static uint32_t read_expert(K3Residency *r, uint32_t slot, const K3TensorRow *co
             *detail = slot;
             return K3_FAULT_RANGE;
         }
-        if (k3_io_read(&r->files[x[i].file], x[i].offset, end - x[i].offset, base + at, &fault) != 0) return io_fault(r, x[i].file, &fault, detail);
+        const uint32_t fault = read_pages(r, x[i].file, x[i].offset, end - x[i].offset, base + at, detail);
+        if (fault != K3_FAULT_NONE) return fault;
         for (uint32_t k = i; k < i + n; k++) *x[k].pointer = (const uint8_t *)base + at + (x[k].offset - first);
-        __atomic_fetch_add(&r->n_bytes, end - x[i].offset, __ATOMIC_RELAXED);
         at += k3_io_up(end - first);
     }
     return K3_FAULT_NONE;

@@ -3,8 +3,7 @@
 #ifndef K3_CPU_RESIDENCY_H
 #define K3_CPU_RESIDENCY_H
 
-#include "image.h"
-#include "io.h"
+#include "devices.h"
 
 #include <pthread.h>
 
@@ -25,6 +24,7 @@ typedef struct K3Residency {
     const K3Image *image;
     K3Expert *experts;
     K3IoFile *files;
+    K3Devices devices;
     char *ring, *pinned, *slots;
     /* the expert cache: one fetch at a time is under way, by several workers */
     pthread_mutex_t lock;

@@ -7,7 +7,7 @@ from typing import Any
 import click
 from click.core import ParameterSource
 
-from k3tool.errors import quoted
+from k3tool.errors import UsageError, quoted
 from k3tool.model.graph import MODES
 
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
@@ -44,6 +44,27 @@ def tp(*, required: bool = False, default: int | None = None) -> Decorator:
         metavar="N",
         help="Tensor-parallel degree: 1, 2, 4 or 8, where the model's shape allows it.",
     )
+
+
+def shards() -> Decorator:
+    """Return `--shards`, which may be given several times; see folders_of."""
+    return click.option(
+        "--shards",
+        type=PATH,
+        multiple=True,
+        metavar="FOLDER",
+        help="A folder of the same model, beside SOURCE or in its place; once for each device. "
+        "A weight file may lie in one of them, or in several: of copies --memory reads the one "
+        "that is soonest there, else the first is used.",
+    )
+
+
+def folders_of(source: Path | None, shards: tuple[Path, ...]) -> tuple[Path, ...]:
+    """Return SOURCE and the folders of --shards. Raises: UsageError where there is none."""
+    found = (*(() if source is None else (source,)), *shards)
+    if not found:
+        raise UsageError("SOURCE", got="none", need="a checkpoint or shards folder, or --shards")
+    return found
 
 
 def numerics(default: str | None = "f32") -> Decorator:

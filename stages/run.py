@@ -39,7 +39,8 @@ def run(
 
     Raises: as k3tool.runtime.run.run_model; UsageError when an output has no folder.
     """
-    inputs = [path for path in (options.source, options.isa, options.plan) if path is not None]
+    named = (options.source, *options.beside, options.isa, options.plan)
+    inputs = [path for path in named if path is not None]
     check_outputs(_outputs(options, logits), inputs)
     result = run_model(options, on_event, say, note)
     if logits is not None:
@@ -74,18 +75,23 @@ def summary(result: RunResult) -> str:
     ranks = "1 rank" if result.tp == 1 else f"{result.tp} ranks identical"
     peak = f"peak memory {result.peak_memory_bytes / 1e6:.1f} MB (sum over ranks)"
     count = count_text(len(result.tokens), "token")
-    rates += _reading(result.reading)
+    rates += _reading(result.reading, result.folders)
     return f"{count} ({result.reason}), " + ", ".join([*rates, peak, ranks])
 
 
-def _reading(found: Reading | None) -> list[str]:
+def _reading(found: Reading | None, folders: Sequence[str]) -> list[str]:
     """Return what was read under a memory budget, in words."""
     if found is None:
         return []
     asked = found.hits + found.misses
     share = f", {found.hits} of {asked} experts from the cache" if asked else ""
     around = "" if found.is_direct else " through the page cache"
-    return [f"read {bytes_text(found.n_bytes)}{around}{share}"]
+    parts = [
+        f"{bytes_text(n_bytes)} from {folder}"
+        for folder, n_bytes in zip(folders, found.folder_bytes, strict=True)
+    ]
+    split = f" ({', '.join(parts)})" if len(parts) > 1 else ""
+    return [f"read {bytes_text(found.n_bytes)}{split}{around}{share}"]
 
 
 def origin(event: Event) -> str:
@@ -145,16 +151,16 @@ def memory_of(size: str | None, preset: str | None) -> int | None:
 
 
 def plan_only(
-    source: Path, memory: int | None, rates: Sequence[float | None], asked: Mapping[str, Any],
-    as_json: bool,
+    folders: Sequence[Path], memory: int | None, rates: Sequence[float | None],
+    asked: Mapping[str, Any], as_json: bool,
 ) -> None:  # fmt: skip
     """Print how a budget is spent. Raises: UsageError without one; TargetError below the least."""
     if memory is None:
         raise UsageError("--plan-only", got="no budget", need="--memory or --preset")
     storage, memory_rate = map(_from_gb, rates)
     foreseen = foresee(
-        source, memory, **asked, storage_rate=storage, memory_rate=memory_rate,
-        measure=measured_rates,
+        folders[0], memory, **asked, storage_rate=storage, memory_rate=memory_rate,
+        measure=measured_rates, beside=folders[1:],
     )  # fmt: skip
     if as_json:
         click.echo(canonical_json(asdict(foreseen) | {"seconds": foreseen.seconds}))
@@ -173,7 +179,8 @@ def _refuse_unused(only: bool) -> None:
     Raises: UsageError naming the first.
     """
     given = common.given_names()
-    said = {*_PLANNED, *_RATES, "numerics", "memory", "preset", "plan_only", "as_json", "verbose"}
+    said = {*_PLANNED, *_RATES, "shards", "numerics", "memory", "preset", "plan_only", "as_json"}
+    said.add("verbose")
     unused = [name for name in given if (name not in said if only else name in _RATES)]
     for name in unused[:1]:
         got, need = "also --plan-only", "one of the two: it runs nothing"
@@ -212,8 +219,11 @@ def foreseen_lines(found: Foreseen) -> Iterator[str]:
         f"memory {bytes_text(p.memory_bytes_per_token)} (full context)"
     )
     for name, rate in (("storage", found.storage_rate), ("memory", found.memory_rate)):
-        text = "unknown: give it, or a checkpoint" if rate is None else f"{rate / 1e9:.2f} GB/s"
+        unknown = "unknown: give it, or a checkpoint with data"
+        text = unknown if rate is None else f"{rate / 1e9:.2f} GB/s"
         yield f"{name + ' rate':17} {text}"
+    for path, each, n_bytes in found.folders:
+        yield f"{'from a folder':17} {bytes_text(n_bytes)} a token at {each / 1e9:.2f} GB/s: {path}"
     if found.seconds is not None:
         best, worst = found.seconds
         yield f"seconds a token   {best:.3g} with all reading overlapped, {worst:.3g} with none"
@@ -223,7 +233,8 @@ def foreseen_lines(found: Foreseen) -> Iterator[str]:
 
 
 @click.command("run")
-@click.argument("source", type=common.PATH)
+@click.argument("source", type=common.PATH, required=False)
+@common.shards()
 @click.option("--ids", metavar="1,2,3", help="The prompt, as token ids.")
 @click.option(
     "--gen", type=common.POSITIVE, default=16, show_default=True, help="Tokens to generate."
@@ -315,19 +326,23 @@ def command(as_json: bool, verbose: bool, logits: Path | None, **given: Any) -> 
       k3tool run CKPT --ids 1,2,3 --gen 16 --tp 8
       k3tool run SHARDS --isa isa.h5 --ids 1,2,3 --gen 16 --json -o tokens.h5
       k3tool run SHARDS --memory 32GB --ids 1,2,3 --gen 16
+      k3tool run --shards /disk0/SHARDS --shards /disk1/SHARDS --memory 32GB --ids 1,2,3
       k3tool run config.json --preset laptop --plan-only --storage-rate 3.2
     """
+    folders = common.folders_of(given.pop("source"), given.pop("shards"))
     memory = memory_of(given.pop("memory"), given.pop("preset"))
     rates = [given.pop(name) for name in _RATES]
     only = given.pop("plan_only")
     _refuse_unused(only)
     if only:
         asked = {name: given[name] for name in _PLANNED} | {"numerics": given["numerics"] or "f32"}
-        plan_only(given["source"], memory, rates, asked, as_json)
+        plan_only(folders, memory, rates, asked, as_json)
         return
     if given["ids"] is None:
         raise UsageError("--ids", got="none", need="token ids such as 1,2,3")
     options = RunOptions(
+        source=folders[0],
+        beside=folders[1:],
         ids=parse_ids(given.pop("ids")),
         deadline_seconds=given.pop("deadline"),
         logits=logits is not None,

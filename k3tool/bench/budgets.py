@@ -10,6 +10,7 @@ import json
 import subprocess
 import tempfile
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -43,6 +44,13 @@ class Asked:
     tp: int
     cache: Path | None
     numerics: str
+    beside: tuple[Path, ...] = ()
+    repeats: int = 1
+
+    @property
+    def folders(self) -> tuple[Path, ...]:
+        """Return all folders of the model."""
+        return (self.source, *self.beside)
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +100,7 @@ def _run(asked: Asked, memory: int | None, ids: tuple[int, ...] | None = None) -
     with tempfile.TemporaryDirectory() as folder:
         logits = Path(folder) / "logits.npz"
         command = [
-            *asked.command, "run", str(asked.source), "--tp", str(asked.tp), "--ignore-eos",
+            *asked.command, "run", *_shards(asked), "--tp", str(asked.tp), "--ignore-eos",
             "--ids", ",".join(map(str, ids or asked.ids)), "--gen", str(asked.gen),
             "--numerics", asked.numerics, "--logits", str(logits), "--json",
         ]  # fmt: skip
@@ -111,6 +119,10 @@ def _run(asked: Asked, memory: int | None, ids: tuple[int, ...] | None = None) -
     reading = end["reading"] or {"n_bytes": 0}
     rate = None if before is None else (before + _device_rate(asked)) / 2
     return Found(memory, peak, digest, seconds, reading["n_bytes"], cached, rate)
+
+
+def _shards(asked: Asked) -> list[str]:
+    return [word for folder in asked.folders for word in ("--shards", str(folder))]
 
 
 def _watched(command: Sequence[str], tp: int) -> tuple[list[dict[str, Any]], int]:
@@ -134,13 +146,19 @@ def _watched(command: Sequence[str], tp: int) -> tuple[list[dict[str, Any]], int
 
 
 def _weight_files(asked: Asked) -> list[Path]:
-    return sorted(asked.source.rglob("*.safetensors"))
+    return sorted(file for folder in asked.folders for file in folder.rglob("*.safetensors"))
 
 
 def _device_rate(asked: Asked) -> float:
-    file = largest_file(asked.source)
-    block = min(LOAD_BLOCK_BYTES, file.stat().st_size)
-    return measure_io(file, block, LOAD_QUEUES + FETCH_QUEUES, DEVICE_BYTES).rate
+    """Return the rate of all folders' devices, each read while the others are."""
+
+    def rate(folder: Path) -> float:
+        file = largest_file(folder)
+        block = min(LOAD_BLOCK_BYTES, file.stat().st_size)
+        return measure_io(file, block, LOAD_QUEUES + FETCH_QUEUES, DEVICE_BYTES).rate
+
+    with ThreadPoolExecutor(len(asked.folders)) as pool:
+        return sum(pool.map(rate, asked.folders))
 
 
 # -- the report ----------------------------------------------------------------------------------

@@ -57,8 +57,20 @@ def largest_file(path: Path) -> Path:
     return found[0]
 
 
-def storage_rate(path: Path, depth: int, n_bytes: int = 256 << 20) -> float:
-    """Return bytes a second of a checkpoint's device, at the block size of LOAD."""
-    file = largest_file(path)
-    block = min(LOAD_BLOCK_BYTES, os.stat(file).st_size)
+def has_hole(path: Path) -> bool:
+    """Return whether a part of a file was never written: it is read without asking a device."""
+    with path.open("rb") as file:
+        return os.lseek(file.fileno(), 0, os.SEEK_HOLE) < os.fstat(file.fileno()).st_size
+
+
+def storage_rate(folder: Path, depth: int, n_bytes: int = 256 << 20) -> float | None:
+    """Return bytes a second of the device below a folder, at the block size of LOAD.
+
+    None where it holds no weight file without holes.
+    """
+    files = sorted(folder.rglob("*.safetensors"), key=lambda file: -file.stat().st_size)
+    file = next((file for file in files if not has_hole(file)), None)
+    if file is None:
+        return None
+    block = min(LOAD_BLOCK_BYTES, file.stat().st_size)
     return measure_io(file, block, depth, n_bytes).rate

@@ -155,7 +155,7 @@ class _Comparison:
         """Read all headers; yield those of files that the index does not list."""
         path, listed = self.checkpoint.path, set(self.checkpoint.index.files)
         for name in sorted(listed | {entry.name for entry in path.glob("*.safetensors")}):
-            if not os.path.lexists(path / name):
+            if not os.path.lexists(self.checkpoint.file_path(name)):
                 self.find("missing file", name, "", "absent", "a file of the index")
                 continue
             try:

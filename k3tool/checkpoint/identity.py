@@ -35,25 +35,27 @@ def checkpoint_identity(folder: Path, files: Iterable[str], config: bytes, index
     for file in files:
         raw, size = read_header_bytes(folder / file)
         parts.append(FileParts(file, size, hashlib.sha256(raw).hexdigest(), 8 + len(raw)))
-    return identity_of_parts(folder, parts, config, hashlib.sha256(index).hexdigest())
+    placed = [(folder / one.file, one) for one in parts]
+    return identity_of_parts(placed, config, hashlib.sha256(index).hexdigest())
 
 
 def identity_of_parts(
-    folder: Path, files: Iterable[FileParts], config: bytes, index_sha256: str
+    files: Iterable[tuple[Path, FileParts]], config: bytes, index_sha256: str
 ) -> str:
-    """Return the identity of a folder whose headers have been read.
+    """Return the identity of a checkpoint whose headers have been read; its files lie anywhere.
 
     Raises: ArtifactError naming a file that cannot be read.
     """
-
-    def line(parts: FileParts) -> str:
-        sample = _sample_sha256(folder / parts.file, parts)
-        return f"{parts.file} {parts.size} {parts.header_sha256} {sample}"
-
     with ThreadPoolExecutor(N_THREADS) as pool:
-        lines = sorted(pool.map(line, files))
+        lines = sorted(pool.map(lambda file: file_line(*file), files))
     text = "\n".join([hashlib.sha256(config).hexdigest(), index_sha256, *lines])
     return hashlib.sha256(text.encode()).hexdigest()
+
+
+def file_line(path: Path, parts: FileParts) -> str:
+    """Return one file's line of the identity: equal for two copies. Raises: ArtifactError."""
+    sample = _sample_sha256(path, parts)
+    return f"{parts.file} {parts.size} {parts.header_sha256} {sample}"
 
 
 def _sample_sha256(path: Path, parts: FileParts) -> str:

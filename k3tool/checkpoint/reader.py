@@ -8,7 +8,7 @@ import contextlib
 import json
 import os
 import weakref
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
@@ -38,9 +38,13 @@ class Checkpoint:
     tensors are narrower than the config says.
     """
 
-    def __init__(self, path: Path, config: K3Config, config_bytes: bytes, index: Index) -> None:
+    def __init__(
+        self, path: Path, config: K3Config, config_bytes: bytes, index: Index,
+        folders: Sequence[Path] = (),
+    ) -> None:  # fmt: skip
         """Take parsed parts; use `open`."""
         self.path = path
+        self.folders = tuple(folders) or (path,)
         self.config = config
         self.index = index
         self._config_bytes = config_bytes
@@ -53,9 +57,14 @@ class Checkpoint:
 
     @classmethod
     def open(
-        cls, path: str | Path, eps_overrides: Mapping[str, float] | None = None
-    ) -> "Checkpoint":
-        """Open a folder. Raises: ArtifactError naming what is absent, mixed or damaged."""
+        cls, path: str | Path, eps_overrides: Mapping[str, float] | None = None,
+        folders: Sequence[Path] = (),
+    ) -> "Checkpoint":  # fmt: skip
+        """Open a folder. Raises: ArtifactError naming what is absent, mixed or damaged.
+
+        `folders` are all that the files may lie in, `path` among them; which of them are there
+        and the same is for k3tool.checkpoint.spread to check.
+        """
         path = Path(path)
         refuse_unfinished(path, "a checkpoint folder")
         if not path.is_dir():
@@ -78,7 +87,7 @@ class Checkpoint:
         index = read_index(path)
         _check_prefix(path, config, index)
         config_bytes = read_regular(path / "config.json", "the checkpoint's config.json")
-        return cls(path, config, config_bytes, index)
+        return cls(path, config, config_bytes, index, folders)
 
     # -- what is there -------------------------------------------------------------------------
 
@@ -86,13 +95,8 @@ class Checkpoint:
     def identity(self) -> str:
         """Return the checkpoint's identity (k3tool.checkpoint.identity), computed once."""
         if self._identity is None:
-            headers = [self.header(file) for file in self.index.files]
-            self._identity = identity_of_parts(
-                self.path,
-                [FileParts(h.file, h.size, h.sha256, h.data_start) for h in headers],
-                self._config_bytes,
-                self.index.sha256,
-            )
+            files = [(self.file_path(file), self.file_parts(file)) for file in self.index.files]
+            self._identity = identity_of_parts(files, self._config_bytes, self.index.sha256)
         return self._identity
 
     def as_input(self, role: str = "checkpoint") -> "InputRef":
@@ -113,8 +117,24 @@ class Checkpoint:
     def header(self, file: str) -> Header:
         """Return one file's header, read once. Raises: ArtifactError naming the file."""
         if file not in self._headers:
-            self._headers[file] = self._header_reader.read(self.path / file)
+            self._headers[file] = self._header_reader.read(self.file_path(file))
         return self._headers[file]
+
+    def file_parts(self, file: str) -> FileParts:
+        """Return what one file adds to the identity, but for its sample."""
+        h = self.header(file)
+        return FileParts(h.file, h.size, h.sha256, h.data_start)
+
+    def places(self, file: str) -> list[int]:
+        """Return which of `folders` hold a file, in their order."""
+        return [n for n, folder in enumerate(self.folders) if os.path.lexists(folder / file)]
+
+    def file_path(self, file: str) -> Path:
+        """Return where a file is read: in the first folder that holds it."""
+        if len(self.folders) == 1:
+            return self.path / file
+        found = self.places(file)
+        return (self.folders[found[0]] if found else self.path) / file
 
     def tensor_info(self, name: str) -> TensorInfo:
         """Return where a tensor lies. Raises: ArtifactError naming file and tensor."""
@@ -124,7 +144,9 @@ class Checkpoint:
         info = self.header(file).tensors.get(name)
         if info is None:
             raise ArtifactError(
-                f"{self.path / file}: {name}", got="absent", need="the tensor its index promises"
+                f"{self.file_path(file)}: {name}",
+                got="absent",
+                need="the tensor its index promises",
             )
         return info
 
@@ -142,7 +164,7 @@ class Checkpoint:
             tp = rank = text
         if not (tp is None and rank is None) and not (type(tp) is int and type(rank) is int):
             raise ArtifactError(
-                f"{self.path / first}: __metadata__.k3",
+                f"{self.file_path(first)}: __metadata__.k3",
                 got=text,
                 need="the shard writer's JSON",
                 hint="shard again, or leave this key out of the metadata",
@@ -171,13 +193,13 @@ class Checkpoint:
                 count = os.preadv(descriptor, [piece], offset + done)
             except OSError as error:
                 raise ArtifactError(
-                    f"{self.path / info.file}: {info.name}",
+                    f"{self.file_path(info.file)}: {info.name}",
                     got=error.strerror or str(error),
                     need="a readable file",
                 ) from None
             if count == 0:
                 raise ArtifactError(
-                    f"{self.path / info.file}: {info.name}",
+                    f"{self.file_path(info.file)}: {info.name}",
                     got=f"end of file at byte {offset + done}",
                     need=f"{len(target) - done} more bytes",
                     hint="the file became shorter: fetch it again",
@@ -192,10 +214,10 @@ class Checkpoint:
     def _descriptor(self, file: str) -> int:
         if file not in self._descriptors:
             try:
-                opened = os.open(self.path / file, os.O_RDONLY | os.O_CLOEXEC)
+                opened = os.open(path := self.file_path(file), os.O_RDONLY | os.O_CLOEXEC)
             except OSError as error:
                 raise ArtifactError(
-                    str(self.path / file), got=error.strerror or str(error), need="a readable file"
+                    str(path), got=error.strerror or str(error), need="a readable file"
                 ) from None
             if self._descriptors.setdefault(file, opened) != opened:
                 os.close(opened)  # another thread came first

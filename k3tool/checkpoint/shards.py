@@ -14,13 +14,14 @@ several machines are one set as soon as they lie in one folder.
 
 import hashlib
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from k3tool.artifact import Artifact, InputRef, open_artifact
 from k3tool.checkpoint.reader import Checkpoint
 from k3tool.checkpoint.regular_file import read_regular
+from k3tool.checkpoint.spread import require_same_files
 from k3tool.errors import ArtifactError, listed, quoted
 from k3tool.fields import attrs_of, texts
 from k3tool.model.config import K3Config
@@ -52,7 +53,8 @@ def rank_folders(path: Path) -> list[str]:
 class Shards:
     """A shards folder: its degree, the ranks it holds, what it was made from.
 
-    `digest` is that of shards.h5 and does not depend on which ranks are held here.
+    `digest` is that of shards.h5 and does not depend on which ranks are held here. `folders` are
+    those that the same shards lie in, `path` first: copies, or their files split.
     """
 
     path: Path
@@ -62,6 +64,7 @@ class Shards:
     identity: str
     digest: str
     rank_identities: Mapping[int, str]
+    folders: tuple[Path, ...] = ()
 
     @classmethod
     def open(cls, path: str | Path, eps_overrides: Mapping[str, float] | None = None) -> "Shards":
@@ -81,7 +84,29 @@ class Shards:
                 identity=fields.text("checkpoint_identity"),
                 digest=artifact.digest,
                 rank_identities=identities,
+                folders=(path,),
             )
+
+    @classmethod
+    def open_spread(
+        cls, folders: Sequence[Path], eps_overrides: Mapping[str, float] | None = None
+    ) -> "Shards":
+        """Open shards that lie in several folders.
+
+        Raises: ArtifactError naming a folder that holds others. Files are compared by `rank`.
+        """
+        first, *others = (cls.open(folder, eps_overrides) for folder in folders)
+        identities = dict(first.rank_identities)
+        for other in others:
+            _require_same(other, first)
+            for rank, identity in other.rank_identities.items():
+                if identities.setdefault(rank, identity) != identity:
+                    raise ArtifactError(
+                        str(other.rank_path(rank) / RANK_NAME), got=f"identity {identity[:16]}..",
+                        need=f"{identities[rank][:16]}.. as in the other folders",
+                    )  # fmt: skip
+        ranks = tuple(sorted(identities))
+        return replace(first, ranks=ranks, rank_identities=identities, folders=tuple(folders))
 
     @property
     def n_ranks(self) -> int:
@@ -103,11 +128,16 @@ class Shards:
                 hint=f"put the rank folders of the other nodes here, or: k3tool shard CHECKPOINT "
                 f"--tp {self.tp}{''.join(f' --rank {r}' for r in missing)} -o {self.path}",
             )
-        checkpoint = Checkpoint.open(self.rank_path(rank))
+        name = rank_folder_name(rank, self.tp)
+        folders = [folder / name for folder in self.folders]
+        path = next(folder for folder in folders if (folder / RANK_NAME).exists())
+        checkpoint = Checkpoint.open(path, folders=folders)
+        if len(folders) > 1:
+            require_same_files(checkpoint)
         if checkpoint.identity != self.rank_identities[rank]:
             checkpoint.close()
             raise ArtifactError(
-                str(self.rank_path(rank)),
+                str(path),
                 got=f"identity {checkpoint.identity[:16]}..",
                 need=f"{self.rank_identities[rank][:16]}.. by {RANK_NAME}",
                 hint="files were changed after sharding: shard again",
@@ -117,6 +147,20 @@ class Shards:
     def as_input(self, role: str) -> InputRef:
         """Return these shards as an input of another artifact."""
         return InputRef(role, "shards", self.path.name, self.digest)
+
+
+def _require_same(other: Shards, first: Shards) -> None:
+    """Refuse shards that are not the first folder's. Raises: ArtifactError."""
+    for what, got, need in (
+        ("tp", str(other.tp), str(first.tp)),
+        ("checkpoint", f"{other.identity[:16]}..", f"{first.identity[:16]}.."),
+        (SHARDS_NAME, f"{other.digest[:16]}..", f"{first.digest[:16]}.."),
+    ):
+        if got != need:
+            raise ArtifactError(
+                f"{other.path}: {what}", got=got, need=f"{need}, that of {first.path}",
+                hint="name folders of the same shards",
+            )  # fmt: skip
 
 
 def _rank_identities(path: Path, tp: int, digest: str) -> dict[int, str]:

@@ -179,7 +179,7 @@ class ValueScan:
 
     def _descriptor(self, info: TensorInfo) -> int:
         if info.file not in self._files:
-            path = self._checkpoint.path / info.file
+            path = self._checkpoint.file_path(info.file)
             try:
                 self._files[info.file] = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
             except OSError as error:
@@ -196,7 +196,7 @@ class ValueScan:
             info, where = piece.tensor.info, piece.offset + result.n_bytes
             got = f"end of file at byte {where}" if code == ENDED else os.strerror(result.error)
             raise ArtifactError(
-                f"{self._checkpoint.path / info.file}: {info.name}",
+                f"{self._checkpoint.file_path(info.file)}: {info.name}",
                 got=got,
                 need=f"{piece.n_bytes - result.n_bytes} more bytes",
                 hint="the file became shorter: fetch it again" if code == ENDED else None,

@@ -66,6 +66,7 @@ _UNITS = (
     Unit("memory", "memory.c", ("-O2",)),
     Unit("copy", "copy.c", ("-O2",)),
     Unit("io", "io.c", ("-O2",)),
+    Unit("devices", "devices.c", ("-O2",)),
     Unit("residency", "residency.c", ("-O2",)),
     Unit("trace", "trace.c", ("-O2",)),
     Unit("image", "image.c", ("-O2",)),

@@ -19,6 +19,7 @@ from k3tool.checkpoint.reader import Checkpoint
 from k3tool.checkpoint.shard_copy import RefusedValueError
 from k3tool.checkpoint.shard_writer import require_least_space, shard_checkpoint
 from k3tool.checkpoint.shards import SHARDS_NAME, SHARDS_SCHEMA, Shards
+from k3tool.checkpoint.spread import open_spread, require_apart, require_used
 from k3tool.compiler.checks import check_program, require_proved, verify_program
 from k3tool.compiler.compile import compile_plan
 from k3tool.compiler.meaning import model_of
@@ -38,9 +39,8 @@ from k3tool.runtime.finite import state_key
 from k3tool.runtime.options import RunOptions, check_fixed, context_of, logits_bytes
 from k3tool.runtime.weights import RankWeights
 from k3tool.tables import bytes_text
-from k3tool.targets import BATCH, DEFAULT_CHUNK, MOST_RANKS, get_target
+from k3tool.targets import BATCH, DEFAULT_CHUNK, MOST_RANKS, Target, get_target
 
-TARGET = "cpu"
 Say = Callable[[str], None]
 _COMPILER_FOLDERS = ("compiler", "isa", "model")
 # What a budget pins, prices and limits of targets, and which theorems Coq has checked.
@@ -96,19 +96,24 @@ def open_source(options: RunOptions) -> Source:
     Raises: ArtifactError when it is neither; UsageError for an illegal degree, before any weight is
     read.
     """
-    path = options.source
+    path, folders = options.source, (options.source, *options.beside)
+    require_apart(folders)
     if (path / SHARDS_NAME).exists():
-        shards = Shards.open(path, options.eps)
+        shards = Shards.open_spread(folders, options.eps)
         if options.tp not in (None, shards.tp):
             raise UsageError("--tp", got=options.tp, need=f"{shards.tp}, the shards' degree")
         return Source(path, shards.config, shards.tp, None, shards)
-    checkpoint = Checkpoint.open(path, options.eps)
+    alone = len(folders) == 1
+    checkpoint = Checkpoint.open(path, options.eps) if alone else open_spread(folders, options.eps)
     if checkpoint.tp is not None:
         raise ArtifactError(
             str(path), got="one rank of shards", need="a checkpoint or a whole shards folder",
             hint=f"k3tool run {path.parent}",
         )  # fmt: skip
     tp = options.tp or _program_tp(options) or 1
+    if tp > 1 and not alone:
+        got = f"{len(folders)} folders of a checkpoint at --tp {tp}"
+        raise UsageError("--shards", got=got, need="folders of shards, or --tp 1")
     checkpoint.config.check_tp(tp)
     return Source(path, checkpoint.config, tp, checkpoint, None)
 
@@ -160,6 +165,7 @@ def rank_weights(source: Source, options: RunOptions, say: Say, note: Say) -> We
     if shards is None:
         shards, made = _cached_shards(source, cache_folder(options), say, note)
     ranks = [RankWeights(shards.rank(rank), shards.tp) for rank in range(shards.tp)]
+    require_used([rank.folder for rank in ranks], shards.folders)
     return Weights(ranks, made)
 
 
@@ -230,11 +236,11 @@ def program(source: Source, options: RunOptions, say: Say) -> Program:
 
 def _cached_program(source: Source, options: RunOptions, say: Say) -> Program:
     folder = cache_folder(options)
-    target = get_target(TARGET)
+    target = get_target(options.target)
     settings: dict[str, Any] = {
         "tp": source.tp,
         "target": target.name,
-        "workgroups": options.workgroups or target.workgroups,
+        "workgroups": options.workgroups or _workgroups(target, source.tp),
         "chunk": options.chunk or DEFAULT_CHUNK,
         "batch": BATCH,
         "ctx": context_of(options, source.config),
@@ -255,7 +261,7 @@ def _cached_program(source: Source, options: RunOptions, say: Say) -> Program:
         if path.exists():
             try:
                 isa = load_isa(path)
-                _check_foreign(isa, source, str(path))
+                _check_foreign(isa, source, target.name, str(path))
                 _check_settings(isa, settings, str(path))
             except ArtifactError as error:
                 say(f"a cached program is built again: {error}")
@@ -277,6 +283,12 @@ def _cached_program(source: Source, options: RunOptions, say: Say) -> Program:
         plan = save_proved_plan(compiled, plan_path)
         save_proved_isa(emit(plan, target.name, plan_path.name), path)
         return Program(load_isa(path), path.name, "built")
+
+
+def _workgroups(target: Target, tp: int) -> int:
+    """Return a rank's workgroups: on a GPU all ranks' are resident on one device at once."""
+    ranks = 1 if target.family == "cpu" else tp
+    return max(1, target.workgroups // ranks)
 
 
 def _compiler_hash() -> str:
@@ -314,13 +326,13 @@ def _check_given(isa: Isa, source: Source, options: RunOptions, name: str) -> No
     if options.numerics is not None:
         hint = f"leave --numerics out, or compile a plan with --numerics {options.numerics}"
         _check_mode(isa, options.numerics, name, hint)
-    _check_foreign(isa, source, name)
+    _check_foreign(isa, source, options.target, name)
 
 
-def _check_foreign(isa: Isa, source: Source, name: str) -> None:
-    """Refuse streams that were not made for these weights."""
-    if isa.target != TARGET:
-        raise TargetError(f"{name}: target", got=isa.target, need=TARGET)
+def _check_foreign(isa: Isa, source: Source, target: str, name: str) -> None:
+    """Refuse streams that were not made for these weights, or for another target."""
+    if isa.target != target:
+        raise TargetError(f"{name}: target", got=isa.target, need=target)
     if isa.tp != source.tp:
         hint = f"compile a plan with --tp {source.tp}"
         raise ArtifactError(f"{name}: tp", got=isa.tp, need=source.tp, hint=hint)

@@ -58,7 +58,7 @@ def state_key(folder: Checkpoint) -> str:
     """
     states = []
     for file in folder.index.files:
-        stat = (folder.path / file).stat()
+        stat = folder.file_path(file).stat()
         states.append([file, stat.st_size, stat.st_mtime_ns])
     text = canonical_json([folder.identity, states])
     return hashlib.sha256(text.encode()).hexdigest()[:24]

@@ -3,7 +3,7 @@
 It compiles and counts; it starts no rank and reads no weight but to measure the device.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -25,9 +25,12 @@ from k3tool.runtime.budget import (
     fit,
     predict,
 )
+from k3tool.runtime.devices import held_bytes, joint_rate, open_ranks, share_out
 from k3tool.targets import BATCH, DEFAULT_CHUNK, DEFAULT_CONTEXT, get_target
 
 CONFIG_NAME = "config.json"
+# From folders to their devices' rates, None where there is none to measure, and memory's.
+Measure = Callable[[Sequence[Path]], tuple[list[float | None], float]]
 LEAST_RATE, MOST_RATE = 1e3, 1e15  # bytes a second: no device is outside, and seconds are finite
 AUTO_SHARE = 0.95  # of what the limits leave: the rest is the system's
 
@@ -36,13 +39,16 @@ AUTO_SHARE = 0.95  # of what the limits leave: the rest is the system's
 class Foreseen:
     """A budget's split, and seconds a token: with everything overlapped, and with nothing.
 
-    Rates are bytes a second; None where there is nothing to measure and none was given.
+    Rates are bytes a second; None where there is nothing to measure and none was given. Where
+    weights lie in several folders, `folders` has for each of them (path, rate, a token's bytes of
+    all ranks), and `storage_rate` is what they give together.
     """
 
     memory_bytes: int
     prediction: Prediction
     storage_rate: float | None
     memory_rate: float | None
+    folders: tuple[tuple[str, float, int], ...] = ()
 
     @property
     def seconds(self) -> tuple[float, float] | None:
@@ -70,9 +76,12 @@ def foresee(
     memory_rate: float | None = None,
     numerics: str = "f32",
     workgroups: int | None = None,
-    measure: Callable[[Path], tuple[float | None, float]] | None = None,
+    measure: Measure | None = None,
+    beside: Sequence[Path] = (),
 ) -> Foreseen:
     """Fit a budget and count. `measure` is asked for (storage, memory) rates that were not given.
+
+    `beside` are more folders of the same weights; `storage_rate` is then each one's.
 
     Raises: UsageError for a rate, degree or length that cannot be; TargetError when the budget is
     below the minimum; ArtifactError for the source.
@@ -80,13 +89,22 @@ def foresee(
     check_rate("--storage-rate", storage_rate)
     check_rate("--memory-rate", memory_rate)
     _check_fits(source, tp, ctx)
+    ranks = open_ranks((source, *beside)) if beside else []
     compiler = _compiler(source, tp, ctx, numerics, workgroups)
     plan = fit(compiler, DEFAULT_CHUNK if chunk is None else chunk, memory_bytes)
+    folders, rates = (source, *beside), [storage_rate] * (1 + len(beside))
     if measure is not None and None in (storage_rate, memory_rate):
-        found = measure(source)
-        storage_rate = found[0] if storage_rate is None else storage_rate
+        found = measure(folders)
+        rates = found[0] if storage_rate is None else rates
         memory_rate = found[1] if memory_rate is None else memory_rate
-    return Foreseen(memory_bytes, predict(plan), storage_rate, memory_rate)
+    known = [rate for rate in rates if rate is not None]
+    if len(rates) == 1 or len(known) < len(rates):
+        joint = rates[0] if len(rates) == 1 else None
+        return Foreseen(memory_bytes, predict(plan), joint, memory_rate)
+    parts = share_out(held_bytes(plan, ranks), known)
+    named = zip(map(str, folders), known, parts, strict=True)
+    joint = joint_rate(parts, known)
+    return Foreseen(memory_bytes, predict(plan), joint, memory_rate, tuple(named))
 
 
 def check_rate(option: str, rate: float | None) -> None:
@@ -160,13 +178,16 @@ def model_of(source: Path, tp: int | None) -> tuple[K3Config, int]:
     return config, tp or 1
 
 
-def measured_rates(source: Path) -> tuple[float | None, float]:
-    """Return this machine's rates: of the device that holds the source's weights, of its memory."""
+def measured_rates(folders: Sequence[Path]) -> tuple[list[float | None], float]:
+    """Return this machine's rates: of the devices that hold each folder's weights, of its memory.
+
+    None for a folder without weights, or whose files all have holes: no device is read for a hole.
+    """
     from k3tool.bench.io import storage_rate
     from k3tool.bench.probe import Probe
 
-    has_weights = source.is_dir() and any(source.rglob("*.safetensors"))
-    storage = storage_rate(source, LOAD_QUEUES + FETCH_QUEUES) if has_weights else None
+    depth = LOAD_QUEUES + FETCH_QUEUES
+    storage = [storage_rate(folder, depth) if folder.is_dir() else None for folder in folders]
     with Probe() as probe:
         probe.choose_read(1)
         return storage, probe.read()

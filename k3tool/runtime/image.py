@@ -27,8 +27,9 @@ from k3tool.runtime.homes import (
 )
 from k3tool.runtime.weights import ExpertBytes, RankWeights, TensorBytes
 
-MAGIC, VERSION = b"K3IMAGE\0", 2
+MAGIC, VERSION = b"K3IMAGE\0", 3
 N_OPCODES, NO_SLOT, ALIGN = 256, 0xFF, 64
+NO_COPY = 0xFFFFFFFF
 ROUTE_IN_SCRATCH = 0x80
 SECTIONS = (
     "phase", "inst", "entry", "queue", "wait", "signal", "expect", "op", "tensor", "expert", "file",
@@ -81,7 +82,9 @@ EXPERT_DTYPE = np.dtype(
         ("packed_offset", "<u8"), ("scale_offset", "<u8"),
     ]
 )  # fmt: skip
-FILE_DTYPE = np.dtype([("path_offset", "<u8"), ("bytes", "<u8")])
+FILE_DTYPE = np.dtype(
+    [("path_offset", "<u8"), ("bytes", "<u8"), ("copy", "<u4"), ("device", "<u4")]
+)
 assert HEADER_DTYPE.itemsize == 208
 assert TENSOR_DTYPE.itemsize == 72
 
@@ -118,7 +121,7 @@ def build_image(isa: Isa, rank: int, weights: RankWeights, request: Request, voc
     state is too small for the sequences and positions that the parameters promise.
     """
     _check_states(isa)
-    files = _Files()
+    files = _Files(weights)
     places = _place(isa)
     tensors, experts = _tensor_rows(isa, places, weights, files)
     sections: list[tuple[str, int, Array]] = []
@@ -220,9 +223,10 @@ def _up(n_bytes: int, align: int) -> int:
 
 
 class _Files:
-    """Files by path, in order of first use."""
+    """Files by path, in order of first use, and behind them all their copies in other folders."""
 
-    def __init__(self) -> None:
+    def __init__(self, weights: RankWeights) -> None:
+        self._weights = weights
         self._rows: dict[str, tuple[int, int]] = {}
 
     def row(self, path: str, n_bytes: int) -> int:
@@ -231,12 +235,21 @@ class _Files:
 
     def tables(self) -> tuple[Array, Array]:
         """Return FILE_DTYPE rows and the text they point into."""
-        rows = np.zeros(len(self._rows), FILE_DTYPE)
+        paths = list(self._rows)
+        rows = [[0, n, NO_COPY, self._weights.copies(path)[0][1]]
+                for path, (_, n) in self._rows.items()]  # fmt: skip
+        for index, path in enumerate(self._rows):
+            last = rows[index]
+            for copy, folder in self._weights.copies(path)[1:]:
+                last[2] = len(rows)
+                last = [0, last[1], NO_COPY, folder]
+                rows.append(last)
+                paths.append(copy)
         text = b""
-        for path, (index, n_bytes) in self._rows.items():
-            rows[index] = (len(text), n_bytes)
+        for row, path in zip(rows, paths, strict=True):
+            row[0] = len(text)
             text += os.fsencode(path) + b"\0"
-        return rows, np.frombuffer(text, "u1")
+        return np.array([tuple(row) for row in rows], FILE_DTYPE), np.frombuffer(text, "u1")
 
 
 def image_paths(image: bytes) -> list[str]:

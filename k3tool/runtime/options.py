@@ -22,6 +22,8 @@ MOST_DEADLINE_SECONDS = 1e6  # the rank counts nanoseconds in 64 bits; more is a
 class RunOptions:
     """One run. `source` is a checkpoint or a shards folder; None means: chosen from the rest.
 
+    `beside` are more folders of the same model: copies of its files, or the rest of them.
+
     `threads` is per rank. `prefill` names the program that reads the prompt; `decode` reads one
     token a step. `numerics`, `without` and `eps` change the plan. `memory_bytes` is for all ranks
     and the driver; None maps the weights and leaves memory to the system, or copies them as
@@ -55,6 +57,7 @@ class RunOptions:
     eps: Mapping[str, float] = field(default_factory=dict)
     interpreter: Path | None = None
     target: str = "cpu"
+    beside: tuple[Path, ...] = ()
 
 
 def parse_ids(text: str) -> tuple[int, ...]:

@@ -35,9 +35,12 @@ _EXIT_ERRORS: dict[int, type[K3Error]] = {3: ArtifactError, 5: TargetError}
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """How to start a group: one image a rank, and what is not in an image."""
+    """How to start a group: one image a rank, and what is not in an image.
 
-    interpreter: Path
+    `interpreter` is None on a GPU, where `n_threads` is 0.
+    """
+
+    interpreter: Path | None
     images: Sequence[bytes]
     n_threads: int = 1
     leaves: str = "auto"
@@ -211,6 +214,11 @@ class RankGroup:
         """Return a field of every rank's last record; the ranks must have ended."""
         return [int(rank.end[name]) for rank in self._ranks]
 
+    def folder_bytes(self) -> tuple[int, ...]:
+        """Return the bytes that all ranks read, by folder; the ranks must have ended."""
+        rows = np.array([rank.end["n_device_bytes"] for rank in self._ranks])
+        return tuple(rows.sum(axis=0).tolist())
+
     def logits(self) -> Array:
         """Return the gathered logits, float32 [rows, vocab]; the ranks must have ended."""
         assert self._logits is not None
@@ -279,11 +287,11 @@ class RankGroup:
         rows = np.array([rank.steps[step] for rank in self._ranks], RECORD_DTYPE)
         for rank in self._ranks:
             rank.steps[step] = None  # a long run must not keep every record twice
-        keys = [tuple(row[name].tobytes() for name in _SAME_ON_ALL) for row in rows]
-        if len(set(keys)) > 1:
+        try:
+            return agreed(rows)
+        except UnsoundError:
             self._abort()
-            raise _disagreement(rows, keys)
-        return rows
+            raise
 
     def _listen(self, rank: _Rank) -> None:
         data = os.read(rank.pipe, RECORD_DTYPE.itemsize * 64)
@@ -381,6 +389,14 @@ def _one_line(text: str) -> str:
     """Return the first line that says something (a sanitizer draws a rule above its report)."""
     lines = (line.strip() for line in text.splitlines())
     return next((line for line in lines if line.strip("=")), "")
+
+
+def agreed(rows: Array) -> Array:
+    """Return all ranks' records of a step. Raises: UnsoundError naming who differs, and in what."""
+    keys = [tuple(row[name].tobytes() for name in _SAME_ON_ALL) for row in rows]
+    if len(set(keys)) > 1:
+        raise _disagreement(rows, keys)
+    return rows
 
 
 def _disagreement(rows: Array, keys: list[tuple[bytes, ...]]) -> K3Error:

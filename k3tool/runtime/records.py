@@ -5,6 +5,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from k3tool.checkpoint.spread import MOST_FOLDERS
 from k3tool.errors import ArtifactError, K3Error, TargetError, UnsoundError
 from k3tool.isa.columns import GATE, spec_of
 from k3tool.isa.table import ALL_PHASES, RESERVED
@@ -28,9 +29,10 @@ RECORD_DTYPE = np.dtype(
         ("io", [(name, kind) for name, kind in _IO_FIELDS]),
         ("n_hits", "<u8"), ("n_misses", "<u8"), ("n_read_bytes", "<u8"),
         ("trace_error", "<i4"), ("is_direct", "<u4"),
+        ("n_device_bytes", "<u8", MOST_FOLDERS),
     ]
 )  # fmt: skip
-assert RECORD_DTYPE.itemsize == 192
+assert RECORD_DTYPE.itemsize == 256
 
 # K3Fault of kernels_common/k3.h, and K3_FAULT_SCALE of kernels_cpu/interp.h.
 OPCODE, NONFINITE, DEADLINE, SCRATCH, RANGE, AUDIT, PEER, SCALE = 1, 2, 3, 4, 5, 6, 7, 32

@@ -32,7 +32,9 @@ from k3tool.runtime.copying import copies
 from k3tool.runtime.expert_trace import TraceFile
 from k3tool.runtime.fault_words import fault_error
 from k3tool.runtime.finite import require_finite
-from k3tool.runtime.gpu_device import builds_of, require_device
+from k3tool.runtime.gpu_device import builds_of, check_gpu_options, find_device
+from k3tool.runtime.gpu_group import GpuGroup
+from k3tool.runtime.gpu_runtime import Device
 from k3tool.runtime.image import Request, build_image, image_paths
 from k3tool.runtime.interpreter import check_leaves, load
 from k3tool.runtime.options import RunOptions, check_length, check_request, logits_shape
@@ -54,7 +56,8 @@ class Reading:
     """What a run under a memory budget read, all ranks together.
 
     `n_bytes` are those of its steps, without what was loaded at the start; `is_direct` says whether
-    they came around the page cache. `hits` and `misses` are experts asked for.
+    they came around the page cache. `folder_bytes` are `n_bytes` by folder, in the order of source
+    and beside. `hits` and `misses` are experts asked for.
     """
 
     n_bytes: int
@@ -62,6 +65,7 @@ class Reading:
     misses: int
     is_direct: bool
     trace_error: int  # errno that ended the trace of experts, 0 where none did
+    folder_bytes: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +88,7 @@ class RunResult:
     steps: Array | None = None
     tokens_digest: str | None = None
     reading: Reading | None = None
+    folders: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +100,7 @@ class _Job:
     program: Program
     weights: Weights
     request: Request
+    device: Device | None = None
 
     @property
     def cache(self) -> str | None:
@@ -117,22 +123,23 @@ def run_model(
     on_event: OnEvent | None = None,
     say: Say | None = None,
     note: Say | None = None,
+    device: Device | None = None,
 ) -> RunResult:
     """Run a model and return its tokens; `on_event` gets `start`, `token` and `end` as they come.
 
-    `say` gets progress in words, `note` what a user has to know before it happens.
+    `say` gets progress in words, `note` what a user has to know before it happens. `device` is
+    what a GPU target runs on, found here unless given.
     Raises: UsageError before any weight is read; ArtifactError for inputs; UnsoundError when ranks
     trap, die or differ; TargetError when this machine cannot.
     """
     quiet: Say = say or (lambda text: None)
-    _require_target(options.target, quiet)
+    device = _device(options, device, quiet)
     source = open_source(options)
     check_request(options, source.config)
     if source.checkpoint is not None:
         require_whole(source.checkpoint)
         require_copy_space(source, options)
-    interpreter = load(options.interpreter, any_source=options.interpreter is not None)
-    check_leaves(interpreter, options.leaves)
+    interpreter = None if device is not None else _interpreter(options)
     streams = program(source, options, quiet)
     if options.expert_trace is not None and streams.isa.residency is None:
         raise UsageError(
@@ -147,16 +154,18 @@ def run_model(
             build_image(streams.isa, rank, folder, request, source.config.vocab_size)
             for rank, folder in enumerate(weights.ranks)
         ]
-        check_room(images, weights.ranks)
-        copied = copies(options.weights, streams.isa, weights.ranks, options.gen)
+        copied = False
+        if device is None:
+            check_room(images, weights.ranks)
+            copied = copies(options.weights, streams.isa, weights.ranks, options.gen)
     finally:
         _close(weights.ranks)
     launch = Launch(
-        interpreter.path, images, _threads(options, source.tp), options.leaves,
+        interpreter, images, 0 if device else _threads(options, source.tp), options.leaves,
         options.deadline_seconds, logits_shape(options, source.config), streams.name,
         copies=copied, n_io=streams.isa.crew.load + streams.isa.crew.fetch,
     )  # fmt: skip
-    job = _Job(options, source, streams, weights, request)
+    job = _Job(options, source, streams, weights, request, device)
     if streams.isa.residency is not None:
         give_back()
     with TraceFile(options.expert_trace, streams.isa) as trace:
@@ -170,13 +179,29 @@ def run_model(
     return result
 
 
-def _require_target(target: str, say: Say) -> None:
-    """Refuse a target that is not here before anything is read."""
-    if get_target(target).family == "cpu":
-        return
-    for line in builds_of(target):
+def _device(options: RunOptions, device: Device | None, say: Say) -> Device | None:
+    """Return a GPU target's device, None on the CPU; refuse what is not here before anything is
+    read.
+    """
+    if get_target(options.target).family == "cpu":
+        return None
+    for line in builds_of(options.target):
         say(line)
-    require_device(target)
+    check_gpu_options(options)
+    return device or find_device(options.target)
+
+
+def _interpreter(options: RunOptions) -> Path:
+    found = load(options.interpreter, any_source=options.interpreter is not None)
+    check_leaves(found, options.leaves)
+    return found.path
+
+
+def _group(job: _Job, launch: Launch, say: Say) -> RankGroup | GpuGroup:
+    """Return the ranks, not started: processes, or in this process on a device."""
+    if job.device is None:
+        return RankGroup(launch)
+    return GpuGroup(launch, job.program.isa, job.device, cache_folder(job.options), say)
 
 
 def _close(weights: Sequence[RankWeights]) -> None:
@@ -215,7 +240,7 @@ def _request(options: RunOptions, program: Program, source: Source) -> Request:
 
 def _run_ranks(job: _Job, launch: Launch, on_event: OnEvent, say: Say) -> RunResult:
     options, tally = job.options, _Tally()
-    with RankGroup(launch) as group:
+    with _group(job, launch, say) as group:
         try:
             if launch.copies:
                 say("reading the weights into memory")
@@ -228,7 +253,7 @@ def _run_ranks(job: _Job, launch: Launch, on_event: OnEvent, say: Say) -> RunRes
             raise fault_error(job.program.isa, stop.fault, job.weights.ranks, paths) from None
         logits = group.logits() if options.logits else None
         peak, leaves = group.peak_bytes, group.leaves
-        reading = _reading(job, group)
+        reading = _reading(job, group) if isinstance(group, RankGroup) else None
     result = replace(_result(job, tally, peak, leaves, logits), reading=reading)
     if options.output is not None:
         result = replace(result, tokens_digest=_write_tokens(options.output, job, result))
@@ -243,7 +268,8 @@ def _reading(job: _Job, group: RankGroup) -> Reading | None:
         sum(group.ends(name)) for name in ("n_read_bytes", "n_hits", "n_misses")
     )
     error = max(group.ends("trace_error"))
-    return Reading(n_bytes, hits, misses, group.is_direct, error)
+    folders = group.folder_bytes()[: 1 + len(job.options.beside)]
+    return Reading(n_bytes, hits, misses, group.is_direct, error, folders)
 
 
 def _hear(tally: _Tally, rows: Array, options: RunOptions, on_event: OnEvent) -> None:
@@ -292,6 +318,7 @@ def _result(job: _Job, tally: _Tally, peak: int, leaves: str, logits: Array | No
         records=tuple(by_rank),
         prefill=None if logits is None else logits[:n_prompt],
         steps=None if logits is None else logits[n_prompt - 1 : n_prompt + n_decoded],
+        folders=(str(options.source), *map(str, options.beside)),
     )  # fmt: skip
 
 
@@ -307,6 +334,7 @@ def _start_event(job: _Job, launch: Launch, leaves: str) -> Event:
     return {
         "event": "start",
         "source": str(source.path),
+        "folders": [str(path) for path in (options.source, *options.beside)],
         "checkpoint": source.identity,
         "isa": isa.digest,
         "program": job.program.made,

@@ -37,6 +37,7 @@ class RankWeights:
         self.folder = folder
         self.tp = tp
         self._paths: dict[str, tuple[str, int]] = {}
+        self._copies: dict[str, list[tuple[str, int]]] = {}
 
     def tensor(self, tensor: Tensor) -> TensorBytes:
         """Return the bytes of a weight row. Raises: ArtifactError naming file and tensor."""
@@ -88,6 +89,13 @@ class RankWeights:
 
     def _file(self, name: str) -> tuple[str, int]:
         if name not in self._paths:
-            path = str((self.folder.path / name).resolve())
+            folders = self.folder.folders
+            found = [(str((folders[n] / name).resolve()), n) for n in self.folder.places(name)]
+            path = found[0][0] if found else str(self.folder.file_path(name).resolve())
             self._paths[name] = path, self.folder.header(name).size
+            self._copies[path] = found or [(path, 0)]
         return self._paths[name]
+
+    def copies(self, path: str) -> list[tuple[str, int]]:
+        """Return (path, number of its folder) of a file that was asked for, and of its copies."""
+        return self._copies[path]

@@ -28,19 +28,23 @@ class Options:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """Bytes a second over the repeats; `is_direct` false: perhaps memory's rate, not a device's."""
+    """Bytes a second over the repeats; `is_direct` false: perhaps memory's rate, not a device's.
+
+    `has_hole`: surely not a device's.
+    """
 
     file: str
     block_bytes: int
     depth: int
     rate: "Spread"
     is_direct: bool
+    has_hole: bool
 
 
 def run(options: Options) -> Result:
     """Measure. Raises: UsageError, K3Error as k3tool.bench.io.measure_io."""
     from k3tool.bench.frame import spread
-    from k3tool.bench.io import largest_file, measure_io
+    from k3tool.bench.io import has_hole, largest_file, measure_io
 
     file = largest_file(options.path)
     passes = [
@@ -49,7 +53,7 @@ def run(options: Options) -> Result:
     ]
     rate = spread([one.rate for one in passes])
     is_direct = all(one.is_direct for one in passes)
-    return Result(str(file), options.block_bytes, options.depth, rate, is_direct)
+    return Result(str(file), options.block_bytes, options.depth, rate, is_direct, has_hole(file))
 
 
 def lines(result: Result) -> Iterator[str]:
@@ -61,6 +65,8 @@ def lines(result: Result) -> Iterator[str]:
     )
     if not result.is_direct:
         yield "through the page cache: this file system reads in no other way"
+    if result.has_hole:
+        yield "the file has holes, which are read from no device: this is not its rate"
     ends = f"[{rate.least / 1e9:.2f} .. {rate.most / 1e9:.2f}]"
     yield f"{rate.median / 1e9:.2f} GB/s {ends} (median, ends of {rate.n} passes)"
 

@@ -84,6 +84,9 @@ class RawWeights:
         assert n_bytes == tensor.n_bytes
         return TensorBytes(str(self.path), offset, n_bytes, self.path.stat().st_size)
 
+    def copies(self, path: str) -> list[tuple[str, int]]:
+        return [(path, 0)]
+
 
 def _tensors(tp: int) -> list[Tensor]:
     rows = VOCAB // tp
