@@ -263,6 +263,15 @@ def image_paths(image: bytes) -> list[str]:
     return [os.fsdecode(names[int(at) :].split(b"\0", 1)[0]) for at in found["path_offset"]]
 
 
+def start_bytes(images: Sequence[bytes], copied: int) -> int:
+    """Return the bytes that all ranks read before their first step, `copied` of them as copies.
+
+    Under a budget at most: the ring need not be full when a step starts.
+    """
+    headers = [np.frombuffer(image, HEADER_DTYPE, 1)[0] for image in images]
+    return copied + sum(int(h["pinned_bytes"]) + int(h["ring_bytes"]) for h in headers)
+
+
 def _tensor_rows(
     isa: Isa, places: _Places, weights: RankWeights, files: _Files
 ) -> tuple[Array, Array]:

@@ -11,7 +11,7 @@ import selectors
 import signal
 import subprocess
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -21,12 +21,15 @@ import numpy as np
 import numpy.typing as npt
 
 from k3tool.errors import ArtifactError, K3Error, TargetError, UnsoundError
+from k3tool.isa.table import LOAD_BLOCK_BYTES
+from k3tool.progress import Progress
 from k3tool.runtime import records
 from k3tool.runtime.records import RECORD_DTYPE, Fault
 from k3tool.runtime.trace import LINE_BYTES, Trace, read_trace, trace_bytes
 
 Array = npt.NDArray[Any]
 GRACE_SECONDS = 1.0  # after a first fault: time for others to report a better one
+COPY_BLOCK_BYTES = 4 << 20  # a step of a rank's progress while it copies: BLOCK of copy.c
 STARTUP_SECONDS = 60.0  # a rank may take so long, and the deadline, to map its memory
 _DRIVER_STOPPED = 0xFFFFFFFF
 _SAME_ON_ALL = ("kind", "step", "phase", "position", "n_tokens", "id", "best", "second", "digest")
@@ -49,6 +52,7 @@ class Launch:
     program: str = "the program"  # what the images are made of, for messages
     copies: bool = False  # weights are read into memory first, not used as mapped
     n_io: int = 0  # threads that read weights, per rank
+    start_bytes: int = 0  # that all ranks read before their first step, at most
     expert_trace: int | None = None  # a descriptor that rank 0 writes K3ExpertEvent rows to
     trace_events: int = 0  # a worker; 0 for no trace
     first_position: int = 0  # above 0: a measurement with noise in all states
@@ -250,13 +254,24 @@ class RankGroup:
             counts = [len(rank.steps) for rank in self._ranks]
             raise UnsoundError("ranks", got=f"{counts} steps", need="equally many on every rank")
 
-    def wait_ready(self) -> None:
-        """Return when every rank has mapped its memory. Raises: as `steps`."""
-        while not all(rank.leaves for rank in self._ranks):
-            self._hear(self._launch.deadline_seconds + STARTUP_SECONDS)
+    def wait_ready(self, progress: Progress | None = None) -> None:
+        """Return when every rank has mapped its memory. Raises: as `steps`.
 
-    def _hear(self, patience: float) -> None:
-        """Listen until some rank says something.
+        `progress` hears, about once a second, of the bytes that are read first.
+        """
+        total = self._launch.start_bytes
+        block = COPY_BLOCK_BYTES if self._launch.copies else LOAD_BLOCK_BYTES
+
+        def tick(lines: bytes) -> None:
+            if progress is not None and total and lines:
+                blocks = int(np.frombuffer(lines, "<u4")[:: LINE_BYTES // 4].sum())
+                progress(min(blocks * block, total), total)
+
+        while not all(rank.leaves for rank in self._ranks):
+            self._hear(self._launch.deadline_seconds + STARTUP_SECONDS, tick)
+
+    def _hear(self, patience: float, tick: Callable[[bytes], None] | None = None) -> None:
+        """Listen until some rank says something; `tick` gets the progress lines meanwhile.
 
         Ranks watch each other, but one that is stopped (SIGSTOP, a debugger) watches nobody, and
         alone it would be waited for without end. Raises: UnsoundError naming who got nowhere.
@@ -264,6 +279,8 @@ class RankGroup:
         seen, since = self._progress(), time.monotonic()
         while not (ready := self._selector.select(min(patience, 1.0))):
             now = self._progress()
+            if tick is not None:
+                tick(now)
             if now != seen:
                 seen, since = now, time.monotonic()
             elif time.monotonic() - since > patience:

@@ -17,6 +17,7 @@ from k3tool.artifact import InputRef, canonical_json
 from k3tool.checkpoint.whole import require_whole
 from k3tool.errors import ArtifactError, UsageError
 from k3tool.memory import give_back
+from k3tool.progress import progress_of
 from k3tool.runtime import records
 from k3tool.runtime.cache import (
     Program,
@@ -28,14 +29,12 @@ from k3tool.runtime.cache import (
     rank_weights,
     require_copy_space,
 )
-from k3tool.runtime.copying import copies
+from k3tool.runtime.copying import copies, weight_bytes
 from k3tool.runtime.expert_trace import TraceFile
 from k3tool.runtime.fault_words import fault_error
 from k3tool.runtime.finite import require_finite
-from k3tool.runtime.gpu_device import builds_of, check_gpu_options, find_device
-from k3tool.runtime.gpu_group import GpuGroup
-from k3tool.runtime.gpu_runtime import Device
-from k3tool.runtime.image import Request, build_image, image_paths
+from k3tool.runtime.gpu_device import builds_of, require_device
+from k3tool.runtime.image import Request, build_image, image_paths, start_bytes
 from k3tool.runtime.interpreter import check_leaves, load
 from k3tool.runtime.options import RunOptions, check_length, check_request, logits_shape
 from k3tool.runtime.ranks import FaultError, Launch, RankGroup
@@ -100,7 +99,6 @@ class _Job:
     program: Program
     weights: Weights
     request: Request
-    device: Device | None = None
 
     @property
     def cache(self) -> str | None:
@@ -123,23 +121,22 @@ def run_model(
     on_event: OnEvent | None = None,
     say: Say | None = None,
     note: Say | None = None,
-    device: Device | None = None,
 ) -> RunResult:
     """Run a model and return its tokens; `on_event` gets `start`, `token` and `end` as they come.
 
-    `say` gets progress in words, `note` what a user has to know before it happens. `device` is
-    what a GPU target runs on, found here unless given.
+    `say` gets progress in words, `note` what a user has to know before it happens.
     Raises: UsageError before any weight is read; ArtifactError for inputs; UnsoundError when ranks
     trap, die or differ; TargetError when this machine cannot.
     """
     quiet: Say = say or (lambda text: None)
-    device = _device(options, device, quiet)
+    _require_target(options.target, quiet)
     source = open_source(options)
     check_request(options, source.config)
     if source.checkpoint is not None:
         require_whole(source.checkpoint)
         require_copy_space(source, options)
-    interpreter = None if device is not None else _interpreter(options)
+    interpreter = load(options.interpreter, any_source=options.interpreter is not None)
+    check_leaves(interpreter, options.leaves)
     streams = program(source, options, quiet)
     if options.expert_trace is not None and streams.isa.residency is None:
         raise UsageError(
@@ -148,24 +145,23 @@ def run_model(
     request = _request(options, streams, source)
     weights = rank_weights(source, options, quiet, note or quiet)
     try:
-        for rank in weights.ranks:
-            require_finite(rank.folder, cache_folder(options), quiet)
         images = [
             build_image(streams.isa, rank, folder, request, source.config.vocab_size)
             for rank, folder in enumerate(weights.ranks)
         ]
-        copied = False
-        if device is None:
-            check_room(images, weights.ranks)
-            copied = copies(options.weights, streams.isa, weights.ranks, options.gen)
+        check_room(images, weights.ranks)
+        copied = copies(options.weights, streams.isa, weights.ranks, options.gen)
+        n_bytes = start_bytes(images, weight_bytes(weights.ranks) if copied else 0)
+        for rank in weights.ranks:  # last: of a large model it takes minutes
+            require_finite(rank.folder, cache_folder(options), quiet)
     finally:
         _close(weights.ranks)
     launch = Launch(
-        interpreter, images, 0 if device else _threads(options, source.tp), options.leaves,
+        interpreter.path, images, _threads(options, source.tp), options.leaves,
         options.deadline_seconds, logits_shape(options, source.config), streams.name,
-        copies=copied, n_io=streams.isa.crew.load + streams.isa.crew.fetch,
+        copies=copied, n_io=streams.isa.crew.load + streams.isa.crew.fetch, start_bytes=n_bytes,
     )  # fmt: skip
-    job = _Job(options, source, streams, weights, request, device)
+    job = _Job(options, source, streams, weights, request)
     if streams.isa.residency is not None:
         give_back()
     with TraceFile(options.expert_trace, streams.isa) as trace:
@@ -179,29 +175,13 @@ def run_model(
     return result
 
 
-def _device(options: RunOptions, device: Device | None, say: Say) -> Device | None:
-    """Return a GPU target's device, None on the CPU; refuse what is not here before anything is
-    read.
-    """
-    if get_target(options.target).family == "cpu":
-        return None
-    for line in builds_of(options.target):
+def _require_target(target: str, say: Say) -> None:
+    """Refuse a target that is not here before anything is read."""
+    if get_target(target).family == "cpu":
+        return
+    for line in builds_of(target):
         say(line)
-    check_gpu_options(options)
-    return device or find_device(options.target)
-
-
-def _interpreter(options: RunOptions) -> Path:
-    found = load(options.interpreter, any_source=options.interpreter is not None)
-    check_leaves(found, options.leaves)
-    return found.path
-
-
-def _group(job: _Job, launch: Launch, say: Say) -> RankGroup | GpuGroup:
-    """Return the ranks, not started: processes, or in this process on a device."""
-    if job.device is None:
-        return RankGroup(launch)
-    return GpuGroup(launch, job.program.isa, job.device, cache_folder(job.options), say)
+    require_device(target)
 
 
 def _close(weights: Sequence[RankWeights]) -> None:
@@ -240,11 +220,12 @@ def _request(options: RunOptions, program: Program, source: Source) -> Request:
 
 def _run_ranks(job: _Job, launch: Launch, on_event: OnEvent, say: Say) -> RunResult:
     options, tally = job.options, _Tally()
-    with _group(job, launch, say) as group:
+    with RankGroup(launch) as group:
         try:
             if launch.copies:
                 say("reading the weights into memory")
-            group.wait_ready()
+            with progress_of("reading the weights into memory") as progress:
+                group.wait_ready(progress)
             on_event(_start_event(job, launch, group.leaves))
             for rows in group.steps():
                 _hear(tally, rows, options, on_event)
@@ -253,7 +234,7 @@ def _run_ranks(job: _Job, launch: Launch, on_event: OnEvent, say: Say) -> RunRes
             raise fault_error(job.program.isa, stop.fault, job.weights.ranks, paths) from None
         logits = group.logits() if options.logits else None
         peak, leaves = group.peak_bytes, group.leaves
-        reading = _reading(job, group) if isinstance(group, RankGroup) else None
+        reading = _reading(job, group)
     result = replace(_result(job, tally, peak, leaves, logits), reading=reading)
     if options.output is not None:
         result = replace(result, tokens_digest=_write_tokens(options.output, job, result))
