@@ -14,7 +14,7 @@ FORBIDDEN = {"torch", "transformers", "tensorflow", "jax"}
 ONLY_IN = {
     "h5py": {"k3tool/artifact.py"},
     "safetensors": set(),
-    "cupy": set(),  # the GPU loaders, once they exist
+    "cupy": {"k3tool/runtime/gpu_cupy.py"},
 }
 HEAVY = ("numpy", "h5py", "egglog", "tokenizers")
 

@@ -1,8 +1,7 @@
 """Whether a GPU that a run was asked for is here; never another target in its place.
 
-Only the driver is asked, through ctypes, and only when a GPU target is named. It loads no object:
-no launch of the interpreters has been written yet, and `require_device` says so where it finds a
-device.
+The driver is asked first, through ctypes, and only when a GPU target is named: its absence is a
+plain sentence then, whatever CuPy would say of it. It loads no object.
 """
 
 from __future__ import annotations
@@ -11,8 +10,11 @@ import ctypes
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from k3tool.errors import TargetError
+from k3tool.errors import TargetError, UsageError
 from k3tool.isa.table import ALL_PHASES
+from k3tool.runtime.gpu_cupy import open_device
+from k3tool.runtime.gpu_runtime import Device, check_arch
+from k3tool.runtime.options import RunOptions
 from k3tool.targets import get_build, get_target
 
 _CPU = "leave --target out to run on the CPU"
@@ -45,7 +47,7 @@ def builds_of(target: str) -> Iterator[str]:
 def require_device(target: str, load: Callable[[str], ctypes.CDLL] = ctypes.CDLL) -> None:
     """Return if `target` can run here. `load` opens a library.
 
-    Raises: UsageError for an unknown target; TargetError where driver, device or launch is absent.
+    Raises: UsageError for an unknown target; TargetError where driver or device is absent.
     """
     family = get_target(target).family
     if family == "cpu":
@@ -67,7 +69,30 @@ def require_device(target: str, load: Callable[[str], ctypes.CDLL] = ctypes.CDLL
     if failed or count.value < 1:
         got = f"{driver.count} error {failed}" if failed else "no device"
         raise TargetError(f"--target {target}", got=got, need=need, hint=_CPU)
-    raise TargetError(
-        f"--target {target}", got=f"{count.value} devices, and no launch in this build",
-        need="an interpreter that this build can launch", hint=_CPU,
-    )  # fmt: skip
+
+
+def find_device(target: str) -> Device:
+    """Return the device that a target runs on. Raises: TargetError where it is absent or unfit."""
+    require_device(target)
+    device = open_device(target)
+    try:
+        check_arch(device, target)
+    except TargetError:
+        device.close()
+        raise
+    return device
+
+
+def check_gpu_options(options: RunOptions) -> None:
+    """Refuse what concerns the CPU alone, and would be dropped in silence.
+
+    Raises: UsageError naming the first.
+    """
+    given = {
+        "--memory": options.memory_bytes is not None, "--threads": options.threads is not None,
+        "--leaves": options.leaves != "auto", "--weights": options.weights != "auto",
+        "--expert-trace": options.expert_trace is not None,
+    }  # fmt: skip
+    for name in (name for name, is_given in given.items() if is_given):
+        got, need = f"also --target {options.target}", "one of the two: a GPU has no use for it"
+        raise UsageError(name, got=got, need=need)

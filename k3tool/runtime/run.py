@@ -33,7 +33,9 @@ from k3tool.runtime.copying import copies, weight_bytes
 from k3tool.runtime.expert_trace import TraceFile
 from k3tool.runtime.fault_words import fault_error
 from k3tool.runtime.finite import require_finite
-from k3tool.runtime.gpu_device import builds_of, require_device
+from k3tool.runtime.gpu_device import builds_of, check_gpu_options, find_device
+from k3tool.runtime.gpu_group import GpuGroup
+from k3tool.runtime.gpu_runtime import Device
 from k3tool.runtime.image import Request, build_image, image_paths, start_bytes
 from k3tool.runtime.interpreter import check_leaves, load
 from k3tool.runtime.options import RunOptions, check_length, check_request, logits_shape
@@ -99,6 +101,7 @@ class _Job:
     program: Program
     weights: Weights
     request: Request
+    device: Device | None = None
 
     @property
     def cache(self) -> str | None:
@@ -121,22 +124,23 @@ def run_model(
     on_event: OnEvent | None = None,
     say: Say | None = None,
     note: Say | None = None,
+    device: Device | None = None,
 ) -> RunResult:
     """Run a model and return its tokens; `on_event` gets `start`, `token` and `end` as they come.
 
-    `say` gets progress in words, `note` what a user has to know before it happens.
+    `say` gets progress in words, `note` what a user has to know before it happens. `device` is
+    what a GPU target runs on, found here unless given.
     Raises: UsageError before any weight is read; ArtifactError for inputs; UnsoundError when ranks
     trap, die or differ; TargetError when this machine cannot.
     """
     quiet: Say = say or (lambda text: None)
-    _require_target(options.target, quiet)
+    device = _device(options, device, quiet)
     source = open_source(options)
     check_request(options, source.config)
     if source.checkpoint is not None:
         require_whole(source.checkpoint)
         require_copy_space(source, options)
-    interpreter = load(options.interpreter, any_source=options.interpreter is not None)
-    check_leaves(interpreter, options.leaves)
+    interpreter = None if device is not None else _interpreter(options)
     streams = program(source, options, quiet)
     if options.expert_trace is not None and streams.isa.residency is None:
         raise UsageError(
@@ -149,19 +153,21 @@ def run_model(
             build_image(streams.isa, rank, folder, request, source.config.vocab_size)
             for rank, folder in enumerate(weights.ranks)
         ]
-        check_room(images, weights.ranks)
-        copied = copies(options.weights, streams.isa, weights.ranks, options.gen)
+        copied = False
+        if device is None:
+            check_room(images, weights.ranks)
+            copied = copies(options.weights, streams.isa, weights.ranks, options.gen)
         n_bytes = start_bytes(images, weight_bytes(weights.ranks) if copied else 0)
         for rank in weights.ranks:  # last: of a large model it takes minutes
             require_finite(rank.folder, cache_folder(options), quiet)
     finally:
         _close(weights.ranks)
     launch = Launch(
-        interpreter.path, images, _threads(options, source.tp), options.leaves,
+        interpreter, images, 0 if device else _threads(options, source.tp), options.leaves,
         options.deadline_seconds, logits_shape(options, source.config), streams.name,
         copies=copied, n_io=streams.isa.crew.load + streams.isa.crew.fetch, start_bytes=n_bytes,
     )  # fmt: skip
-    job = _Job(options, source, streams, weights, request)
+    job = _Job(options, source, streams, weights, request, device)
     if streams.isa.residency is not None:
         give_back()
     with TraceFile(options.expert_trace, streams.isa) as trace:
@@ -175,13 +181,29 @@ def run_model(
     return result
 
 
-def _require_target(target: str, say: Say) -> None:
-    """Refuse a target that is not here before anything is read."""
-    if get_target(target).family == "cpu":
-        return
-    for line in builds_of(target):
+def _device(options: RunOptions, device: Device | None, say: Say) -> Device | None:
+    """Return a GPU target's device, None on the CPU; refuse what is not here before anything is
+    read.
+    """
+    if get_target(options.target).family == "cpu":
+        return None
+    for line in builds_of(options.target):
         say(line)
-    require_device(target)
+    check_gpu_options(options)
+    return device or find_device(options.target)
+
+
+def _interpreter(options: RunOptions) -> Path:
+    found = load(options.interpreter, any_source=options.interpreter is not None)
+    check_leaves(found, options.leaves)
+    return found.path
+
+
+def _group(job: _Job, launch: Launch, say: Say) -> RankGroup | GpuGroup:
+    """Return the ranks, not started: processes, or in this process on a device."""
+    if job.device is None:
+        return RankGroup(launch)
+    return GpuGroup(launch, job.program.isa, job.device, cache_folder(job.options), say)
 
 
 def _close(weights: Sequence[RankWeights]) -> None:
@@ -220,7 +242,7 @@ def _request(options: RunOptions, program: Program, source: Source) -> Request:
 
 def _run_ranks(job: _Job, launch: Launch, on_event: OnEvent, say: Say) -> RunResult:
     options, tally = job.options, _Tally()
-    with RankGroup(launch) as group:
+    with _group(job, launch, say) as group:
         try:
             if launch.copies:
                 say("reading the weights into memory")
@@ -234,7 +256,7 @@ def _run_ranks(job: _Job, launch: Launch, on_event: OnEvent, say: Say) -> RunRes
             raise fault_error(job.program.isa, stop.fault, job.weights.ranks, paths) from None
         logits = group.logits() if options.logits else None
         peak, leaves = group.peak_bytes, group.leaves
-        reading = _reading(job, group)
+        reading = _reading(job, group) if isinstance(group, RankGroup) else None
     result = replace(_result(job, tally, peak, leaves, logits), reading=reading)
     if options.output is not None:
         result = replace(result, tokens_digest=_write_tokens(options.output, job, result))

@@ -48,29 +48,11 @@ class Emulated:
 
     def build(self, folder: Path, shared: Path) -> Path:
         """Compile into `folder` and link with what `build_shared` left; return the executable."""
-        self._edited(folder)
-        specs = [spec for _, spec in sorted(SPECS.items()) if self.vendor in spec.targets]
-        names = [spec.name for spec in specs if spec.name != self.without]
-        (folder / "k3_ops.h").write_text(
-            "".join(f'#include "ops/{name.lower()}.h"\n' for name in names)
-        )
-        rows = " ".join(f"X({name}, {name.lower()})" for name in names)
-        defines = {
-            "K3_HOST_LANES": VENDOR_LANES[self.vendor], "K3_HOST_ORDER": self.order,
-            "K3_HOST_DOMAINS": self.domains, "K3_HOST_SEGMENTS": self.segments,
-            "K3_PHASES": "3u", "K3_INTERP_OPS(X)": rows,
-        }  # fmt: skip
-        folders = (folder, FOLDER, ROOT / "kernels_common")
-        _run([
-            "g++", *CXX, *(["-O1"] if self.edits else []),
-            *(f"-D{name}={value}" for name, value in defines.items()),
-            *(f"-D{name}" for name in self.defines), *(f"-I{path}" for path in folders), "-c",
-            str(FOLDER / "interp_host.cpp"), "-o", str(folder / "host.o"),
-        ])  # fmt: skip
-        objects = [str(folder / "host.o"), *(str(path) for path in shared.glob("*.o"))]
-        made = folder / "emulated"
-        _run(["gcc", "-pthread", *objects, "-lm", "-o", str(made)])
-        return made
+        made = compile_unit(self, "interp_host.cpp", folder, "-c")
+        objects = [str(made), *(str(path) for path in shared.glob("*.o"))]
+        linked = folder / "emulated"
+        _run(["gcc", "-pthread", *objects, "-lm", "-o", str(linked)])
+        return linked
 
     def _edited(self, folder: Path) -> None:
         if not self.edits:
@@ -80,6 +62,31 @@ class Emulated:
             assert text.count(old) == 1, old
             text = text.replace(old, new)
         (folder / "simt_interp.h").write_text(text)
+
+
+def compile_unit(device: Emulated, source: str, folder: Path, *how: str) -> Path:
+    """Compile one C++ file of simt_host for a device into `folder`; return what was made."""
+    device._edited(folder)
+    specs = [spec for _, spec in sorted(SPECS.items()) if device.vendor in spec.targets]
+    names = [spec.name for spec in specs if spec.name != device.without]
+    (folder / "k3_ops.h").write_text(
+        "".join(f'#include "ops/{name.lower()}.h"\n' for name in names)
+    )
+    rows = " ".join(f"X({name}, {name.lower()})" for name in names)
+    defines = {
+        "K3_HOST_LANES": VENDOR_LANES[device.vendor], "K3_HOST_ORDER": device.order,
+        "K3_HOST_DOMAINS": device.domains, "K3_HOST_SEGMENTS": device.segments,
+        "K3_PHASES": "3u", "K3_INTERP_OPS(X)": rows,
+    }  # fmt: skip
+    folders = (folder, FOLDER, ROOT / "kernels_common")
+    made = folder / "host.o"
+    _run([
+        "g++", *CXX, *(["-O1"] if device.edits else []),
+        *(f"-D{name}={value}" for name, value in defines.items()),
+        *(f"-D{name}" for name in device.defines), *(f"-I{path}" for path in folders), *how,
+        str(FOLDER / source), "-o", str(made),
+    ])  # fmt: skip
+    return made
 
 
 def build_shared(folder: Path) -> None:

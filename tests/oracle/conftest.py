@@ -10,6 +10,7 @@ import pytest
 
 from k3tool.errors import TargetError
 from k3tool.runtime.build import build
+from k3tool.runtime.gpu_runtime import Device
 from k3tool.runtime.interpreter import load
 from k3tool.runtime.options import RunOptions
 from k3tool.runtime.run import RunResult, run_model
@@ -34,10 +35,12 @@ def engine(
     """Return a function that runs a prompt of an oracle, or ids, and gives logits and tokens."""
     cache = tmp_path_factory.mktemp("cache")
 
-    def run(name: str, prompt: str | tuple[int, ...], **options: Any) -> RunResult:
+    def run(
+        name: str, prompt: str | tuple[int, ...], device: Device | None = None, **options: Any
+    ) -> RunResult:
         fixed = {"interpreter": interpreter, "cache": cache, "ignore_eos": True, "logits": True}
         ids = tuple(prompts(name)[prompt]) if isinstance(prompt, str) else prompt
-        return run_model(RunOptions(oracle(name), ids, **(fixed | options)))
+        return run_model(RunOptions(oracle(name), ids, **(fixed | options)), device=device)
 
     return run
 

@@ -1,0 +1,206 @@
+"""The Device that a GPU is, through CuPy: the one file that imports it, when a GPU is asked for.
+
+Plain calls of the driver and the runtime; no arrays, no memory pool, no kernel cache of CuPy's,
+which does not notice an edited header.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from k3tool.errors import TargetError, UnsoundError
+from k3tool.runtime.gpu_build import object_of
+from k3tool.targets import get_target
+
+_DONE, _NOT_READY = 0, 600  # cudaSuccess, cudaErrorNotReady; HIP has the same numbers
+_PACKAGES = {"cuda": "cupy-cuda13x", "hip": "cupy-rocm-7-0"}
+_OUT_OF_MEMORY = 2
+_CPU = "leave --target out to run on the CPU"
+
+
+def open_device(target: str) -> CupyDevice:
+    """Return the first device of a target's vendor.
+
+    Raises: TargetError where CuPy, its vendor's build of it, the driver or a device is absent.
+    """
+    family = get_target(target).family
+    need = f"PyPI package {_PACKAGES[family]}"
+    try:
+        import cupy
+    except ImportError as error:
+        got = str(error).strip().partition("\n")[0]
+        raise TargetError(
+            f"--target {target}", got=f"no CuPy ({got})", need=need, hint=_CPU
+        ) from None
+    if bool(cupy.cuda.runtime.is_hip) != (family == "hip"):
+        got = f"CuPy {cupy.__version__} for the other vendor"
+        raise TargetError(f"--target {target}", got=got, need=need, hint=_CPU)
+    try:
+        return CupyDevice(cupy, family == "hip")
+    except cupy.cuda.runtime.CUDARuntimeError as error:
+        raise TargetError(
+            f"--target {target}", got=_one_line(error), need="a device and a driver CuPy can use",
+            hint=_CPU,
+        ) from None  # fmt: skip
+
+
+class CupyDevice:
+    """Device 0: every rank's memory, a stream a rank, and one for copies beside them."""
+
+    def __init__(self, cupy: Any, is_hip: bool) -> None:
+        """Take the imported module; makes a context."""
+        self._driver, self._runtime = cupy.cuda.driver, cupy.cuda.runtime
+        self._module = cupy.cuda.function.Module
+        self._errors = (self._runtime.CUDARuntimeError, self._driver.CUDADriverError)
+        self._is_hip = is_hip
+        self._runtime.setDevice(0)
+        found = self._runtime.getDeviceProperties(0)
+        self.name = found["name"].decode()
+        self.arch = f"sm_{found['major']}{found['minor']}"
+        if is_hip:
+            self.arch = found["gcnArchName"].decode().partition(":")[0]
+        self.n_units = int(found["multiProcessorCount"])
+        # %globaltimer counts nanoseconds, s_memrealtime the 100 MHz of the reference clock.
+        self.ticks_per_second = 1e8 if is_hip else 1e9
+        self._held: list[int] = []
+        self._modules: list[Any] = []
+        self._streams: dict[int, int] = {}
+        self._copies = self._new_stream()
+
+    def _new_stream(self) -> int:
+        # Non-blocking: copies while a launch runs must not wait for it as the default stream does.
+        return int(self._runtime.streamCreateWithFlags(self._runtime.streamNonBlocking))
+
+    @contextmanager
+    def _sound(self, what: str) -> Iterator[None]:
+        try:
+            yield
+        except self._errors as error:
+            need = "a device in order"
+            raise UnsoundError(f"{self.name}: {what}", got=_one_line(error), need=need) from None
+
+    # -- memory ----------------------------------------------------------------------------------
+
+    def free_bytes(self) -> int:
+        """Return the device's free memory, whoever holds the rest."""
+        with self._sound("memory"):
+            return int(self._runtime.memGetInfo()[0])
+
+    def alloc(self, n_bytes: int) -> int:
+        """Return memory of zeros. Raises: TargetError where it has gone since it was asked for."""
+        try:
+            address = int(self._runtime.malloc(max(n_bytes, 1)))
+        except self._runtime.CUDARuntimeError as error:
+            if error.status != _OUT_OF_MEMORY:
+                raise UnsoundError(
+                    f"{self.name}: memory", got=_one_line(error), need="a device in order"
+                ) from None
+            raise TargetError(
+                f"memory of {self.name}", got=_one_line(error),
+                need=f"{n_bytes} bytes at once",
+                hint="another process may have taken it since: nvidia-smi",
+            ) from None  # fmt: skip
+        self._held.append(address)
+        with self._sound("memory"):
+            self._runtime.memsetAsync(address, 0, n_bytes, self._copies)
+            self._runtime.streamSynchronize(self._copies)
+        return address
+
+    def map_ranks(self, n_ranks: int, n_bytes: int) -> tuple[int, int]:
+        """Return one piece of memory for all ranks' segments: they are on one device."""
+        stride = -(-n_bytes // 4096) * 4096
+        return self.alloc(n_ranks * stride), stride
+
+    def upload(self, address: int, data: Any) -> None:
+        """Write a contiguous buffer."""
+        host = np.frombuffer(data, np.uint8)
+        self._copy(address, host.ctypes.data, host.nbytes, self._runtime.memcpyHostToDevice)
+
+    def download(self, address: int, n_bytes: int) -> bytes:
+        """Read memory."""
+        host = np.empty(n_bytes, np.uint8)
+        self._copy(host.ctypes.data, address, n_bytes, self._runtime.memcpyDeviceToHost)
+        return host.tobytes()
+
+    def _copy(self, to: int, start: int, n_bytes: int, kind: int) -> None:
+        with self._sound("a copy"):
+            self._runtime.memcpyAsync(to, start, n_bytes, kind, self._copies)
+            self._runtime.streamSynchronize(self._copies)
+
+    # -- kernels ---------------------------------------------------------------------------------
+
+    def build(self, target: str, phases: Sequence[str], ops: Sequence[str], folder: Path) -> bytes:
+        """Return the interpreter's object, compiled here or found in `folder`."""
+        return object_of(target, phases, ops, folder)
+
+    def load(self, data: bytes, name: str) -> Any:
+        """Return a kernel. Raises: TargetError where the driver refuses the object."""
+        module = self._module()
+        try:
+            module.load(data)
+            self._modules.append(module)
+            return module.get_function(name)
+        except self._errors as error:
+            raise TargetError(
+                f"object for {self.name}: {name}", got=_one_line(error),
+                need="an object that its driver loads", hint="update the driver",
+            ) from None  # fmt: skip
+
+    def resident_blocks(self, kernel: Any, lanes: int) -> int:
+        """Return units times the blocks that fit one, by its registers and shared memory."""
+        count = self._driver.occupancyMaxActiveBlocksPerMultiprocessor
+        with self._sound("occupancy"):
+            return int(count(kernel.ptr, lanes, 0)) * self.n_units
+
+    def launch(
+        self, kernel: Any, n_blocks: int, lanes: int, arguments: Sequence[int], stream: int
+    ) -> None:
+        """Start a cooperative launch; HIP's is plain, and resident because its grid fits."""
+        values = (ctypes.c_uint64 * len(arguments))(*arguments)
+        step = ctypes.sizeof(ctypes.c_uint64)
+        places = (ctypes.c_void_p * len(arguments))(
+            *(ctypes.addressof(values) + step * i for i in range(len(arguments)))
+        )
+        if stream not in self._streams:
+            self._streams[stream] = self._new_stream()
+        shape = (n_blocks, 1, 1, lanes, 1, 1, 0, self._streams[stream], ctypes.addressof(places))
+        with self._sound("a launch"):
+            if self._is_hip:
+                self._driver.launchKernel(kernel.ptr, *shape, 0)
+            else:
+                self._driver.launchCooperativeKernel(kernel.ptr, *shape)
+
+    def is_idle(self) -> bool:
+        """Return whether every stream has done its work."""
+        for stream in self._streams.values():
+            with self._sound("a launch"):
+                status = int(self._runtime.streamQuery(stream))
+            if status == _NOT_READY:
+                return False
+            if status != _DONE:
+                raise UnsoundError(
+                    f"{self.name}: a launch", got=f"error {status} of the driver",
+                    need="a launch that ends",
+                )  # fmt: skip
+        return True
+
+    def close(self) -> None:
+        """Free all memory, unless a launch still uses it: freeing would wait for it without end."""
+        try:
+            if not self.is_idle():
+                return
+        except UnsoundError:
+            return
+        while self._held:
+            self._runtime.free(self._held.pop())
+        self._modules.clear()
+
+
+def _one_line(error: BaseException) -> str:
+    return str(error).strip().partition("\n")[0]

@@ -1,0 +1,104 @@
+"""The Device of k3tool.runtime.gpu_runtime on emulated blocks: a run above it needs no GPU.
+
+Memory is this process's; every address that a copy is asked for is looked up, so that a layout that
+reaches past an allocation is an error and not somebody else's bytes.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from k3tool.errors import UnsoundError
+from tests.kernels.emulated import Emulated, compile_unit
+
+KERNELS = {"k3_interp": 0, "k3_canary": 1}
+
+
+def build_object(device: Emulated, folder: Path) -> bytes:
+    """Compile an emulated vendor's interpreter as a library and return its bytes."""
+    made = compile_unit(device, "device_host.cpp", folder, "-fPIC", "-shared", "-pthread")
+    return made.read_bytes()
+
+
+@dataclass(slots=True)
+class EmulatedDevice:
+    """One emulated device, whose object is `code`; what a test changes, it is told here."""
+
+    code: bytes
+    name: str = "emulated blocks"
+    arch: str = "sm_90"
+    n_units: int = 32
+    ticks_per_second: float = 1e9
+    total_bytes: int = 1 << 32
+    blocks_less: int = 0  # negative control: a launch that loses blocks
+    n_domains: int = 1
+    pieces: list[Any] = field(default_factory=list)
+    libraries: dict[bytes, ctypes.CDLL] = field(default_factory=dict)
+    is_closed: bool = False
+    built: list[tuple[tuple[str, ...], tuple[str, ...]]] = field(default_factory=list)
+
+    def free_bytes(self) -> int:
+        return self.total_bytes - sum(len(piece[1]) for piece in self.pieces)
+
+    def alloc(self, n_bytes: int) -> int:
+        memory = mmap.mmap(-1, max(n_bytes, 1))
+        at = ctypes.addressof(ctypes.c_char.from_buffer(memory))
+        self.pieces.append((at, memory))
+        return at
+
+    def map_ranks(self, n_ranks: int, n_bytes: int) -> tuple[int, int]:
+        stride = -(-n_bytes // 4096) * 4096
+        return self.alloc(n_ranks * stride), stride
+
+    def _require(self, address: int, n_bytes: int) -> None:
+        inside = any(at <= address and address + n_bytes <= at + len(m) for at, m in self.pieces)
+        assert inside, f"{n_bytes} bytes at {address:#x} are not the device's"
+
+    def upload(self, address: int, data: Any) -> None:
+        host = np.frombuffer(data, np.uint8)
+        self._require(address, host.nbytes)
+        ctypes.memmove(address, host.ctypes.data, host.nbytes)
+
+    def download(self, address: int, n_bytes: int) -> bytes:
+        self._require(address, n_bytes)
+        return ctypes.string_at(address, n_bytes)
+
+    def build(self, target: str, phases: Sequence[str], ops: Sequence[str], folder: Path) -> bytes:
+        self.built.append((tuple(phases), tuple(ops)))
+        return self.code
+
+    def load(self, data: bytes, name: str) -> tuple[ctypes.CDLL, int]:
+        if data not in self.libraries:
+            with tempfile.NamedTemporaryFile(suffix=".so") as file:
+                file.write(data)
+                file.flush()
+                self.libraries[data] = ctypes.CDLL(file.name)
+        return self.libraries[data], KERNELS[name]
+
+    def resident_blocks(self, kernel: Any, lanes: int) -> int:
+        return self.n_units
+
+    def launch(
+        self, kernel: Any, n_blocks: int, lanes: int, arguments: Sequence[int], stream: int
+    ) -> None:
+        library, which = kernel
+        first, second = (*arguments, 0)[:2]
+        n = n_blocks - (self.blocks_less if which == 0 else 0)
+        words = (ctypes.c_uint32(word) for word in (stream, which, n, self.n_domains))
+        failed = library.k3_device_launch(*words, ctypes.c_void_p(first), ctypes.c_void_p(second))
+        if failed:
+            raise UnsoundError(self.name, got="no thread", need="a launch")
+
+    def is_idle(self) -> bool:
+        return all(library.k3_device_is_idle() for library in self.libraries.values())
+
+    def close(self) -> None:
+        self.is_closed = True
