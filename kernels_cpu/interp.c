@@ -138,7 +138,7 @@ static uint32_t execute(K3Worker *w, const K3Program *p, const K3Entry *e, uint3
     const uint32_t route_slot = team->image->ops[inst->op].route_slot;
     const int own_route = route_slot != K3_NO_SLOT && (route_slot & K3_ROUTE_IN_SCRATCH) != 0;
     if (route_slot != K3_NO_SLOT && !own_route) {
-        const uint32_t fault = k3_admit_route(team, inst, route_slot, detail);
+        const uint32_t fault = k3_admit_route(team, inst, e, route_slot, detail);
         if (fault != K3_FAULT_NONE) return fault;
     }
     body(&w->ctx, inst, e->unit0, e->unit1);
@@ -153,7 +153,7 @@ static uint32_t execute(K3Worker *w, const K3Program *p, const K3Entry *e, uint3
     }
     if (own_route) { /* known only now, but nobody has seen the result yet: an expert that is refused stops the run */
         const uint32_t top_k = inst->param[route_slot & ~K3_ROUTE_IN_SCRATCH];
-        const uint32_t fault = k3_admit_experts(team, inst, (const uint32_t *)w->ctx.scratch, top_k, detail);
+        const uint32_t fault = k3_admit_experts(team, inst, e, (const uint32_t *)w->ctx.scratch, top_k, detail);
         if (fault != K3_FAULT_NONE) return fault;
     }
     if ((e->flags & K3_ENTRY_DIGEST) != 0) w->digest += k3_result_digest(team, inst, e);

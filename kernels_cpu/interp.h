@@ -74,8 +74,9 @@ uint64_t k3_now_ns(void);
 /* Digest of what one entry wrote: a sum over words, so that slices add up in any order and any cut. */
 uint64_t k3_result_digest(const K3Team *team, const K3Inst *inst, const K3Entry *e);
 
-/* Check the ids that the router wrote and the scales of the experts they name. Returns a fault code or 0. */
-uint32_t k3_admit_experts(const K3Team *team, const K3Inst *inst, const uint32_t *route, uint32_t top_k, uint32_t *detail);
-uint32_t k3_admit_route(const K3Team *team, const K3Inst *inst, uint32_t route_slot, uint32_t *detail);
+/* Check the ids that the router wrote and, of the experts they name, the scales that an entry reads. Returns a fault code
+ * or 0. */
+uint32_t k3_admit_experts(const K3Team *team, const K3Inst *inst, const K3Entry *e, const uint32_t *route, uint32_t top_k, uint32_t *detail);
+uint32_t k3_admit_route(const K3Team *team, const K3Inst *inst, const K3Entry *e, uint32_t route_slot, uint32_t *detail);
 
 #endif

@@ -125,7 +125,7 @@ int k3_memory_open(K3Memory *m, const K3Image *image, const char *shared_path, c
     const char **file = calloc(image->n_files + 1u, sizeof *file), **copy = copies ? calloc(image->n_files + 1u, sizeof *copy) : NULL;
     m->tensor = calloc(image->n_tensors + 1u, sizeof *m->tensor);
     m->experts = calloc(image->n_experts + 1u, sizeof *m->experts);
-    m->admitted = calloc(image->n_experts + 1u, 1);
+    m->admitted = calloc(image->n_experts + 1u, sizeof *m->admitted);
     if (file == NULL || (copies && copy == NULL) || m->tensor == NULL || m->experts == NULL || m->admitted == NULL) return REFUSE("out of memory");
     if (map_files(image, copies, file, why, why_bytes) != 0) return -1;
     if (map_shared(m, image, shared_path, n_lines, why, why_bytes) != 0) return -1;

@@ -11,7 +11,7 @@
 typedef struct K3Memory {
     void **tensor;       /* by handle */
     K3Expert *experts;   /* by row of the expert section */
-    uint8_t *admitted;   /* by row: the scales have been checked */
+    uint64_t *admitted;  /* by row: bit i, the i-th 64th of the scales has been checked */
     char *shared;        /* the shared file */
     uint64_t stride;     /* from one rank's segment to the next */
     uint32_t *abort_word;

@@ -81,22 +81,42 @@ uint64_t k3_result_digest(const K3Team *team, const K3Inst *inst, const K3Entry 
 
 /* ---- experts --------------------------------------------------------------------------------------- */
 
-/* Numerics rule 4: a scale of 253 or more is refused when an expert is first read, before its first use. An expert that
- * is not in memory is not used at all. */
-static uint32_t admit_expert(const K3Memory *m, const K3TensorRow *t, uint32_t expert) {
+#define SCALE_PARTS 64u /* bits of K3Memory.admitted */
+
+/* An entry's units are rows of an expert, and so are its scales. Checking all of them in every slice would read a new
+ * expert's from memory as often as there are workers; a slice's own are in the cache that it has just read them into. */
+typedef struct Parts {
+    uint32_t first, last; /* half-open: 64ths of the scales, which begin wherever they do */
+    uint64_t bits;
+} Parts;
+
+static Parts parts_of(const K3Inst *inst, const K3Entry *e) {
+    Parts p = {0, SCALE_PARTS, ~(uint64_t)0};
+    if (inst->n_units == 0 || e->unit1 > inst->n_units || e->unit0 >= e->unit1) return p;
+    p.first = (uint32_t)((uint64_t)e->unit0 * SCALE_PARTS / inst->n_units);
+    p.last = (uint32_t)(((uint64_t)e->unit1 * SCALE_PARTS + inst->n_units - 1u) / inst->n_units);
+    p.bits = (~(uint64_t)0 << p.first) & (~(uint64_t)0 >> (SCALE_PARTS - p.last));
+    return p;
+}
+
+/* Numerics rule 4: a scale of 253 or more is refused when its row is first read, before anybody sees what came of it. An
+ * expert that is not in memory is not used at all. */
+static uint32_t admit_expert(const K3Memory *m, const K3TensorRow *t, uint32_t expert, const Parts *parts) {
     const uint32_t row = t->expert0 + expert;
     if (m->experts[row].packed == NULL) return K3_FAULT_ABSENT;
-    if (__atomic_load_n(&m->admitted[row], __ATOMIC_RELAXED) != 0) return K3_FAULT_NONE;
+    if ((__atomic_load_n(&m->admitted[row], __ATOMIC_RELAXED) & parts->bits) == parts->bits) return K3_FAULT_NONE;
     const uint8_t *scale = m->experts[row].scale;
     uint8_t largest = 0;
-    for (uint64_t i = 0; i < t->scale_bytes; i++) largest = scale[i] > largest ? scale[i] : largest;
+    for (uint64_t i = t->scale_bytes * parts->first / SCALE_PARTS; i < t->scale_bytes * parts->last / SCALE_PARTS; i++)
+        largest = scale[i] > largest ? scale[i] : largest;
     if (largest >= 253) return K3_FAULT_SCALE;
-    __atomic_store_n(&m->admitted[row], 1, __ATOMIC_RELAXED);
+    __atomic_fetch_or(&m->admitted[row], parts->bits, __ATOMIC_RELAXED);
     return K3_FAULT_NONE;
 }
 
 /* route: top_k ids of every token, then as many weights, which are not looked at. */
-uint32_t k3_admit_experts(const K3Team *team, const K3Inst *inst, const uint32_t *route, uint32_t top_k, uint32_t *detail) {
+uint32_t k3_admit_experts(const K3Team *team, const K3Inst *inst, const K3Entry *e, const uint32_t *route, uint32_t top_k, uint32_t *detail) {
+    const Parts parts = parts_of(inst, e);
     for (uint32_t k = 0; k < K3_N_HANDLES; k++) {
         if (inst->handle[k] == 0xffff) continue;
         const K3TensorRow *t = &team->image->tensors[inst->handle[k]];
@@ -105,7 +125,7 @@ uint32_t k3_admit_experts(const K3Team *team, const K3Inst *inst, const uint32_t
             const uint32_t expert = route[(uint64_t)(n / top_k) * 2 * top_k + n % top_k];
             *detail = expert;
             if (expert >= t->n_experts) return K3_FAULT_RANGE;
-            const uint32_t fault = admit_expert(team->memory, t, expert);
+            const uint32_t fault = admit_expert(team->memory, t, expert, &parts);
             if (fault != K3_FAULT_NONE) return fault;
         }
     }
@@ -113,7 +133,7 @@ uint32_t k3_admit_experts(const K3Team *team, const K3Inst *inst, const uint32_t
 }
 
 /* The experts of a route that the instruction reads from a tensor. */
-uint32_t k3_admit_route(const K3Team *team, const K3Inst *inst, uint32_t route_slot, uint32_t *detail) {
+uint32_t k3_admit_route(const K3Team *team, const K3Inst *inst, const K3Entry *e, uint32_t route_slot, uint32_t *detail) {
     const uint16_t handle = inst->handle[route_slot];
-    return k3_admit_experts(team, inst, team->memory->tensor[handle], team->image->tensors[handle].row_elems / 2, detail);
+    return k3_admit_experts(team, inst, e, team->memory->tensor[handle], team->image->tensors[handle].row_elems / 2, detail);
 }

@@ -322,37 +322,41 @@ def test_a_damaged_cache_entry_is_built_again(run: Run, oracle: Run, cache: Path
 # -- weights that must not be used -------------------------------------------------------------
 
 
-def _first_scales(folder: Path, value: int, matrix: str = "w2") -> None:
-    """Put a byte into the first scale of every expert's matrix."""
+def _put_scales(folder: Path, value: int, matrix: str = "w2", part: float = 0.0) -> list[int]:
+    """Put a byte so far into the scales of every expert's matrix; return its row and group."""
     with Checkpoint.open(folder) as checkpoint:
         names = [n for n in checkpoint.names() if n.endswith(f"{matrix}.weight_scale")]
         infos = [checkpoint.tensor_info(name) for name in names]
     assert infos
+    rows, groups = infos[0].shape
+    at = int(part * (rows * groups - 1))
     for info in infos:
         with (folder / info.file).open("r+b") as file:
-            file.seek(info.offset)
+            file.seek(info.offset + at)
             file.write(bytes([value]))
+    return [*divmod(at, groups)]
 
 
 def test_a_refused_scale_is_found_before_its_first_use(run: Run, writable: Run) -> None:
     folder = writable("tiny_tp8")
-    _first_scales(folder, 252)
+    _put_scales(folder, 252)
     assert run(folder).code in (0, 4)  # legal, if far from any real weight
-    _first_scales(folder, 253)
+    _put_scales(folder, 253)
     done = run(folder)
     assert done.code == 4
     assert "w2.weight_scale: row 0, group 0: got scale byte 253, need at most 252" in done.err
 
 
+@pytest.mark.parametrize("part", [0.0, 0.4, 0.61, 1.0])  # every slice looks at its own rows
 @pytest.mark.parametrize(("matrix", "op"), [("w3", "MOE_GLU_TOPK"), ("w2", "MOE_DOWN_TOPK")])
 def test_a_refused_scale_is_found_by_ops_that_choose_experts_themselves(
-    run: Run, writable: Run, matrix: str, op: str
+    run: Run, writable: Run, matrix: str, op: str, part: float
 ) -> None:
     folder = writable("tiny_tp8")
-    _first_scales(folder, 253, matrix)
+    row, group = _put_scales(folder, 253, matrix, part)
     done = run(folder, "--chunk", 1)
     assert done.code == 4
-    assert f"{matrix}.weight_scale: row 0, group 0: got scale byte 253" in done.err
+    assert f"{matrix}.weight_scale: row {row}, group {group}: got scale byte 253" in done.err
     assert f"(met by {op} on rank 0)" in done.err
 
 
