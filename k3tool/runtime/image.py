@@ -18,6 +18,7 @@ from k3tool.compiler.record_checks import results_of, short_states
 from k3tool.errors import ArtifactError
 from k3tool.isa.stream import Isa, Stream
 from k3tool.isa.table import ALL_PHASES, PAGE_TOKENS, SPECS, WORD_PARAMS, OpSpec, isa_hash
+from k3tool.runtime.digest import digest_words
 from k3tool.runtime.homes import (
     check_alignment,
     pinned_bytes,
@@ -154,17 +155,7 @@ def _check_states(isa: Isa) -> None:
 
 def checksum(data: bytes) -> int:
     """Return the sum over 8-byte words of mix(word ^ mix(index)), modulo 2^64 (image.h)."""
-    words = np.frombuffer(data, "<u8")
-    index = np.arange(len(words), dtype=np.uint64)
-    with np.errstate(over="ignore"):
-        return int(np.sum(_mix(words ^ _mix(index)), dtype=np.uint64))
-
-
-def _mix(x: Array) -> Array:
-    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    mixed: Array = x ^ (x >> np.uint64(31))
-    return mixed
+    return digest_words(np.frombuffer(data, "<u8"), 0)
 
 
 # -- memory ------------------------------------------------------------------------------------
