@@ -119,6 +119,22 @@ def oracle(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
 
 
 @pytest.fixture(scope="session")
+def device_code(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], bytes]:
+    """Return a function from a vendor to the object that its emulated device runs."""
+    made: dict[str, bytes] = {}
+
+    def code_of(vendor: str) -> bytes:
+        from tests.kernels.emulated import Emulated
+        from tests.kernels.emulated_device import build_object
+
+        if vendor not in made:
+            made[vendor] = build_object(Emulated(vendor), tmp_path_factory.mktemp(vendor))
+        return made[vendor]
+
+    return code_of
+
+
+@pytest.fixture(scope="session")
 def gold() -> Callable[[str], dict[str, np.ndarray]]:
     """Return a function from an oracle's name to its gold arrays (`p7.prefill`, ...)."""
 

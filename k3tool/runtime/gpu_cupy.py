@@ -34,10 +34,9 @@ def open_device(target: str) -> CupyDevice:
     try:
         import cupy
     except ImportError as error:
-        got = str(error).strip().partition("\n")[0]
-        raise TargetError(
-            f"--target {target}", got=f"no CuPy ({got})", need=need, hint=_CPU
-        ) from None
+        is_absent = isinstance(error, ModuleNotFoundError)
+        got = "no CuPy" if is_absent else f"a CuPy that does not load: {_one_line(error)}"
+        raise TargetError(f"--target {target}", got=got, need=need, hint=_CPU) from None
     if bool(cupy.cuda.runtime.is_hip) != (family == "hip"):
         got = f"CuPy {cupy.__version__} for the other vendor"
         raise TargetError(f"--target {target}", got=got, need=need, hint=_CPU)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import ctypes
 import mmap
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from k3tool.errors import UnsoundError
+from k3tool.runtime.gpu_object import LAUNCH_DTYPE
 from tests.kernels.emulated import Emulated, compile_unit
 
 KERNELS = {"k3_interp": 0, "k3_canary": 1}
@@ -38,11 +39,15 @@ class EmulatedDevice:
     n_units: int = 32
     ticks_per_second: float = 1e9
     total_bytes: int = 1 << 32
-    blocks_less: int = 0  # negative control: a launch that loses blocks
     n_domains: int = 1
+    spoil: Spoil | None = None  # negative control: called with each launch's K3Launch
+    blocks_less: int = 0  # negative control: a launch that loses blocks
+    never_idle: bool = False  # negative control: a launch that never ends
     pieces: list[Any] = field(default_factory=list)
     libraries: dict[bytes, ctypes.CDLL] = field(default_factory=dict)
     is_closed: bool = False
+    freed: list[int] = field(default_factory=list)
+    launched: list[tuple[int, int]] = field(default_factory=list)  # (kernel, stream)
     built: list[tuple[tuple[str, ...], tuple[str, ...]]] = field(default_factory=list)
 
     def free_bytes(self) -> int:
@@ -92,13 +97,22 @@ class EmulatedDevice:
         library, which = kernel
         first, second = (*arguments, 0)[:2]
         n = n_blocks - (self.blocks_less if which == 0 else 0)
+        if self.spoil is not None and which == 0:
+            found = np.frombuffer(self.download(first, LAUNCH_DTYPE.itemsize), LAUNCH_DTYPE)
+            self.spoil(self, found[0])
         words = (ctypes.c_uint32(word) for word in (stream, which, n, self.n_domains))
         failed = library.k3_device_launch(*words, ctypes.c_void_p(first), ctypes.c_void_p(second))
+        self.launched.append((which, stream))
         if failed:
             raise UnsoundError(self.name, got="no thread", need="a launch")
 
     def is_idle(self) -> bool:
-        return all(library.k3_device_is_idle() for library in self.libraries.values())
+        return not self.never_idle and all(
+            library.k3_device_is_idle() for library in self.libraries.values()
+        )
 
     def close(self) -> None:
         self.is_closed = True
+
+
+Spoil = Callable[[EmulatedDevice, Any], None]

@@ -9,16 +9,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from tests.kernels.emulated import Emulated
-from tests.kernels.emulated_device import EmulatedDevice, build_object
+from tests.kernels.emulated_device import EmulatedDevice
 
 CUDA = "cuda:sm_90a"
-
-
-@pytest.fixture(scope="session")
-def code(tmp_path_factory) -> bytes:
-    """Return the emulated interpreter of CUDA's blocks."""
-    return build_object(Emulated("cuda"), tmp_path_factory.mktemp("device"))
 
 
 def run_both(engine, device, name, prompt="p7", **given):
@@ -46,8 +39,8 @@ def assert_same(found, want) -> None:
     ],
     ids=["chunks", "two-ranks", "by-decode"],
 )
-def test_a_device_gives_the_bits_of_the_cpu(engine, code, name, given):
-    device = EmulatedDevice(code)
+def test_a_device_gives_the_bits_of_the_cpu(engine, device_code, name, given):
+    device = EmulatedDevice(device_code("cuda"))
     found, want = run_both(engine, device, name, gen=3, **given)
     assert_same(found, want)
     assert device.is_closed

@@ -1,0 +1,99 @@
+"""CuPy's names that k3tool.runtime.gpu_cupy calls, on an emulated device: its glue, without a GPU.
+
+Signatures are those of CuPy 14.2; memory, streams and launches are the emulated device's. What a
+driver really answers is not shown by it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from types import SimpleNamespace
+from typing import Any
+
+from tests.kernels.emulated_device import KERNELS, EmulatedDevice
+
+NAMES = tuple(KERNELS)
+
+
+class FakeError(RuntimeError):
+    """As CUDARuntimeError and CUDADriverError: a text and a status."""
+
+    def __init__(self, status: int, text: str) -> None:
+        super().__init__(text)
+        self.status = status
+
+
+class FakeModule:
+    device: EmulatedDevice
+
+    def load(self, cubin: bytes) -> None:
+        if cubin[:4] != b"\x7fELF":
+            raise FakeError(200, "CUDA_ERROR_INVALID_IMAGE: device kernel image is invalid\nmore")
+        self.code = cubin
+
+    def get_function(self, name: str) -> Any:
+        self.device.load(self.code, name)
+        return SimpleNamespace(ptr=(self.code, NAMES.index(name)))
+
+
+def fake_cupy(device: EmulatedDevice, is_hip: bool = False, **changed: Any) -> Any:
+    """Return a module in CuPy's place; `changed` replaces calls of its runtime."""
+    streams: dict[int, int] = {}
+
+    def stream_create(flags: int) -> int:
+        assert flags == 1
+        streams[0x1000 + 8 * len(streams)] = len(streams)
+        return max(streams)
+
+    def launch(function: Any, *shape: Any) -> None:
+        *grid, stream, params = shape[:9]
+        n_blocks, lanes = grid[0], grid[3]
+        assert grid == [n_blocks, 1, 1, lanes, 1, 1, 0]
+        code, which = function
+        n = 1 if NAMES[which] == "k3_interp" else 2
+        places = (ctypes.c_void_p * n).from_address(params)
+        values = [ctypes.c_uint64.from_address(place or 0).value for place in places]
+        kernel = device.load(code, NAMES[which])
+        device.launch(kernel, n_blocks, lanes, values, streams[stream])
+
+    def copy(to: int, start: int, n_bytes: int, kind: int, stream: int) -> None:
+        assert stream in streams
+        device._require(to if kind == 1 else start, n_bytes)
+        ctypes.memmove(to, start, n_bytes)
+
+    def free(address: int) -> None:
+        assert address in {at for at, _ in device.pieces}
+        device.freed.append(address)
+
+    properties = {"name": b"fake H200", "major": 9, "minor": 0, "gcnArchName": b"gfx942:sramecc+",
+                  "multiProcessorCount": device.n_units}  # fmt: skip
+    runtime = {
+        "is_hip": is_hip, "CUDARuntimeError": FakeError, "streamNonBlocking": 1,
+        "memcpyHostToDevice": 1, "memcpyDeviceToHost": 2,
+        "setDevice": lambda number: None, "getDeviceProperties": lambda number: properties,
+        "streamCreateWithFlags": stream_create, "streamSynchronize": lambda stream: None,
+        "streamQuery": lambda stream: 0 if device.is_idle() else 600,
+        "memGetInfo": lambda: (device.free_bytes(), device.total_bytes),
+        "malloc": device.alloc, "free": free, "memcpyAsync": copy,
+        "memsetAsync": lambda at, value, n_bytes, stream: ctypes.memset(at, value, n_bytes),
+    }  # fmt: skip
+    driver = SimpleNamespace(
+        CUDADriverError=FakeError, launchCooperativeKernel=launch, launchKernel=launch,
+        occupancyMaxActiveBlocksPerMultiprocessor=lambda function, lanes, shared: 1,
+    )  # fmt: skip
+    module = type("Module", (FakeModule,), {"device": device})
+    cuda = SimpleNamespace(
+        runtime=SimpleNamespace(**runtime | changed), driver=driver,
+        function=SimpleNamespace(Module=module),
+    )  # fmt: skip
+    return SimpleNamespace(cuda=cuda, __version__="14.2.0")
+
+
+def refuse(status: int, text: str) -> Any:
+    """Return a call that fails so."""
+
+    def call(*arguments: Sequence[Any]) -> Any:
+        raise FakeError(status, text)
+
+    return call

@@ -1,0 +1,141 @@
+"""The calls that are made of CuPy, with a module in its place; what a GPU answers is NOT RUN.
+
+What CuPy says in words (no package, no driver, no memory, a broken launch) becomes one sentence.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from k3tool.errors import TargetError, UnsoundError
+from k3tool.runtime import gpu_build
+from k3tool.runtime.compile_gpu import Compiled
+from k3tool.runtime.gpu_build import object_of
+from k3tool.runtime.gpu_compilers import Kernel
+from k3tool.runtime.gpu_cupy import open_device
+from k3tool.runtime.gpu_group import GpuGroup
+from k3tool.runtime.ranks import Launch
+from tests.kernels.emulated_device import EmulatedDevice
+from tests.kernels.fake_cupy import fake_cupy, refuse
+from tests.runtime import toy
+from tests.runtime.test_gpu_group import CUDA, program_of, run
+
+Code = Callable[[str], bytes]
+
+
+@pytest.fixture
+def opened(monkeypatch: pytest.MonkeyPatch, device_code: Code) -> Callable[..., Any]:
+    """Return a function that opens a device of a module in CuPy's place."""
+
+    def make(**changed: Any) -> tuple[Any, EmulatedDevice]:
+        emulated = EmulatedDevice(device_code("cuda"))
+        monkeypatch.setitem(sys.modules, "cupy", fake_cupy(emulated, **changed))
+        device = open_device(CUDA)
+        monkeypatch.setattr(type(device), "build", lambda self, *asked: emulated.code)
+        return device, emulated
+
+    return make
+
+
+@pytest.mark.parametrize("tp", [1, 2])
+def test_a_run_through_its_calls(opened: Any, tmp_path: Path, tp: int) -> None:
+    device, emulated = opened()
+    assert (device.name, device.arch, device.n_units) == ("fake H200", "sm_90", 32)
+    isa = program_of(CUDA, tp)
+    launch = Launch(None, toy.images(isa, tmp_path))
+    rows = run(GpuGroup(launch, isa, device, tmp_path, lambda text: None))
+    tokens = [int(row["id"][0]) for row in rows if row["kind"][0] == 2 + 1]
+    assert tokens == toy.expected_tokens(toy.random_weights(), (5,), 6)
+    streams = {stream for which, stream in emulated.launched if which == 0}
+    assert len(streams) == tp  # ranks run at once
+    assert sorted(emulated.freed) == sorted(at for at, _ in emulated.pieces)
+
+
+def test_no_cupy_is_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "cupy", None)
+    for target, package in ((CUDA, "cupy-cuda13x"), ("hip:gfx942", "cupy-rocm-7-0")):
+        with pytest.raises(TargetError, match=f"got no CuPy, need PyPI package {package}"):
+            open_device(target)
+
+
+def test_a_cupy_of_the_other_vendor_is_refused(opened: Any) -> None:
+    with pytest.raises(TargetError, match=r"got CuPy 14\.2\.0 for the other vendor"):
+        opened(is_hip=True)
+
+
+def test_a_driver_that_cupy_cannot_use_is_refused(opened: Any) -> None:
+    with pytest.raises(TargetError, match="got cudaErrorInsufficientDriver: too old, need"):
+        opened(setDevice=refuse(35, "cudaErrorInsufficientDriver: too old\nand more"))
+
+
+def test_memory_that_went_meanwhile_says_how_much(opened: Any) -> None:
+    device, _ = opened(malloc=refuse(2, "cudaErrorMemoryAllocation: out of memory"))
+    with pytest.raises(TargetError, match=r"memory of fake H200: .*need 4096 bytes") as caught:
+        device.alloc(4096)
+    assert "nvidia-smi" in caught.value.hint
+    device, _ = opened(malloc=refuse(700, "cudaErrorIllegalAddress: an illegal access"))
+    with pytest.raises(UnsoundError, match="cudaErrorIllegalAddress"):
+        device.alloc(4096)
+
+
+def test_a_launch_that_broke_the_device_is_unsound(opened: Any, tmp_path: Path) -> None:
+    isa = program_of(CUDA, 1)
+    device, _ = opened(streamQuery=lambda stream: 700)
+    group = GpuGroup(Launch(None, toy.images(isa, tmp_path)), isa, device, tmp_path, print)
+    with pytest.raises(UnsoundError, match="a launch: got error 700 of the driver"), group:
+        pass
+
+
+def test_an_object_that_the_driver_refuses(opened: Any) -> None:
+    device, _ = opened()
+    with pytest.raises(TargetError, match=r"k3_interp: got CUDA_ERROR_INVALID_IMAGE.*need an"):
+        device.load(b"no object", "k3_interp")
+
+
+def test_memory_of_a_launch_that_runs_is_not_freed(opened: Any) -> None:
+    device, emulated = opened(streamQuery=lambda stream: 600)
+    at = device.alloc(64)
+    emulated.load(emulated.code, "k3_canary")
+    device.launch(device.load(emulated.code, "k3_canary"), 1, 256, (at, at + 32), 0)
+    device.close()
+    assert emulated.freed == []
+
+
+# ---- objects ------------------------------------------------------------------------------------
+
+
+def test_an_object_is_compiled_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    kernel = Kernel("k3_interp", 200, 0, 0, 0, 0, 0)
+    made = Compiled(CUDA, "nvcc 1", (kernel,), (), b"an object", "")
+    calls: list[str] = []
+
+    def compiler(source: Any, target: str) -> Compiled:
+        calls.append(source.digest)
+        return made
+
+    monkeypatch.setattr(gpu_build, "find_compiler", lambda target: compiler)
+    for _ in range(2):
+        assert object_of(CUDA, ("decode",), ("ADD",), tmp_path) == b"an object"
+    assert len(calls) == 1
+    object_of(CUDA, ("decode",), ("ADD", "MUL"), tmp_path)
+    assert len(calls) == 2
+    made = replace(made, kernels=(replace(kernel, spills=4),))
+    with pytest.raises(UnsoundError, match="4 spilled"):
+        object_of(CUDA, ("decode",), ("MUL",), tmp_path)
+    monkeypatch.setattr(gpu_build, "find_compiler", lambda target: None)
+    with pytest.raises(TargetError, match="compiler for cuda:sm_90a: got none, need nvcc"):
+        object_of(CUDA, ("decode",), ("MUL",), tmp_path)
+
+
+def test_the_place_is_a_module() -> None:
+    """Control: what stands in CuPy's place answers like a module, not like everything."""
+    with pytest.raises(AttributeError):
+        _ = fake_cupy(EmulatedDevice(b"")).ndarray
+    assert isinstance(fake_cupy(EmulatedDevice(b"")), SimpleNamespace)
