@@ -15,8 +15,10 @@
 #ifndef K3_LEAVES_PANEL_H
 #define K3_LEAVES_PANEL_H
 
+#define K3P_UNROLL _Pragma("GCC unroll 16")
 #define K3P_ROWS 16u
 #define K3P_TOKENS 6u       /* side by side: 24 accumulators */
+#define K3P_FEW 12u         /* tokens, at most, of products that decode MXFP4 on their way */
 #define K3P_BATCH 64u       /* tokens whose x is packed together, at most */
 #define K3P_CHUNKS 64u      /* of the longest block */
 #define K3P_TILE 128u       /* rows whose block sums are kept, a multiple of K3P_ROWS */
@@ -28,7 +30,7 @@ enum { K3P_F32 = 0, K3P_BF16 = 1 }; /* what x is packed as; bf16 where every ele
 K3V_INLINE uint64_t k3p_x_bytes(int kind) { return kind == K3P_F32 ? 4u : 2u; }
 
 /* [quad of the position][token][row]: first position (then both) of a pair, and the first of the second pair. */
-typedef float k3p_quads[4][K3P_BATCH][K3P_ROWS];
+typedef float k3p_quads[4][K3P_BATCH + 1u][K3P_ROWS]; /* quads a power of two apart would share cache sets */
 
 typedef struct {
     _Alignas(64) uint32_t panel[K3P_CHUNKS * 1024u];
@@ -95,25 +97,31 @@ K3V_INLINE void k3p_quad_bf16(int T, const k3p_group *g, uint32_t quad, k3v_f *s
 }
 #endif
 
+#define K3P_OF_QUAD ((uint64_t)(K3P_BATCH + 1u) * K3P_ROWS)
+
+/* A quad's sum joins what the earlier positions left. */
+K3V_INLINE void k3p_join(int T, int step, const k3v_f *sum, float *first, float *second) {
+    K3V_UNROLL
+    for (int t = 0; t < T; t++) {
+        const uint32_t at = (uint32_t)t * K3P_ROWS;
+        if (step == 0) k3v_store(first + at, sum[t]);
+        else if (step == 1) k3v_store(first + at, k3v_add(k3v_load(first + at), sum[t]));
+        else if (step == 2) k3v_store(second + at, sum[t]);
+        else k3v_store(first + at, k3v_add(k3v_load(first + at), k3v_add(k3v_load(second + at), sum[t])));
+    }
+}
+
 /* Quads [q0, q1) of a position join what the earlier positions left. */
 K3V_INLINE void k3p_quads_of(int kind, int T, const k3p_group *g, uint32_t q0, uint32_t q1) {
     for (uint32_t q = q0; q < q1; q++) {
         k3v_f sum[K3P_TOKENS];
-        float *first = g->first + (uint64_t)q * K3P_BATCH * K3P_ROWS, *second = g->second + (uint64_t)q * K3P_BATCH * K3P_ROWS;
 #ifdef K3_LEAVES_AVX512_BF16
         if (kind == K3P_BF16) k3p_quad_bf16(T, g, q, sum);
         else
 #endif
             k3p_quad_f32(T, g, q, sum);
         (void)kind;
-        K3V_UNROLL
-        for (int t = 0; t < T; t++) {
-            const uint32_t at = (uint32_t)t * K3P_ROWS;
-            if (g->step == 0) k3v_store(first + at, sum[t]);
-            else if (g->step == 1) k3v_store(first + at, k3v_add(k3v_load(first + at), sum[t]));
-            else if (g->step == 2) k3v_store(second + at, sum[t]);
-            else k3v_store(first + at, k3v_add(k3v_load(first + at), k3v_add(k3v_load(second + at), sum[t])));
-        }
+        k3p_join(T, g->step, sum, g->first + q * K3P_OF_QUAD, g->second + q * K3P_OF_QUAD);
     }
 }
 
@@ -144,19 +152,47 @@ static const k3p_products k3p_by_tokens[2][K3P_TOKENS + 1u] = {
 #endif
 };
 
-/* Groups of nearly equal size: group i of n tokens begins at k3p_begin(i). */
-K3V_INLINE uint32_t k3p_n_groups(uint32_t n_tok) { return (n_tok + K3P_TOKENS - 1u) / K3P_TOKENS; }
-K3V_INLINE uint32_t k3p_begin(uint32_t i, uint32_t n_tok) { return i * n_tok / k3p_n_groups(n_tok); }
+/* Groups of nearly equal size, `most` at most: group i of n tokens begins at k3p_begin(i). */
+K3V_INLINE uint32_t k3p_n_groups(uint32_t n_tok, uint32_t most) { return (n_tok + most - 1u) / most; }
+K3V_INLINE uint32_t k3p_begin(uint32_t i, uint32_t n_tok, uint32_t most) { return i * n_tok / k3p_n_groups(n_tok, most); }
+
+/* Bytes from a quad of packed x to the next, a line more than there is: 16 quads are written side by side. */
+K3V_INLINE uint64_t k3p_ldx(int kind, uint32_t n_chunks, uint32_t n_tok) {
+    return (uint64_t)n_tok * n_chunks * 8u * k3p_x_bytes(kind) + 64u;
+}
+
+/* The rows of the next panel, which products fetch while they are at this one: a panel takes its bytes as quickly as
+ * memory gives them, and products none. */
+typedef struct {
+    const uint8_t *row, *scale;
+    uint64_t ld, ld_scale;
+    uint32_t lines, at, r; /* of a row; what was fetched last */
+} k3p_soon;
+
+K3V_INLINE void k3p_fetch(k3p_soon *soon, uint32_t n) {
+    for (; n > 0u && soon->r < K3P_ROWS; n--) {
+        K3V_PREFETCH(soon->row + 64u * (uint64_t)soon->at);
+        if (++soon->at < soon->lines) continue;
+        if (soon->scale != NULL) K3V_PREFETCH(soon->scale);
+        soon->at = 0;
+        soon->r++;
+        soon->row += soon->ld;
+        soon->scale += soon->ld_scale;
+    }
+}
 
 /* All tokens of a batch against position v of the panel, the step-th to come. x: the block's packed x. */
-K3V_INLINE void k3p_position(int kind, uint32_t v, int step, uint32_t n_chunks, const uint8_t *x, uint32_t n_tok, k3p_work *s) {
-    const uint64_t per_token = n_chunks * 8u * k3p_x_bytes(kind), ldx = n_tok * per_token;
-    const uint32_t together = n_chunks <= K3P_SHORT ? 4u : 1u;
+K3V_INLINE void k3p_position(int kind, uint32_t v, int step, uint32_t n_chunks, const uint8_t *x, uint32_t n_tok,
+                             k3p_soon *soon, k3p_work *s) {
+    const uint64_t per_token = n_chunks * 8u * k3p_x_bytes(kind), ldx = k3p_ldx(kind, n_chunks, n_tok);
+    const uint32_t together = n_chunks <= K3P_SHORT ? 4u : 1u, n_groups = k3p_n_groups(n_tok, K3P_TOKENS);
+    const uint32_t lines = soon->lines * together / n_groups + 1u; /* of 16 rows, in 16 / together * n_groups calls */
     for (uint32_t q = 0; q < 4u; q += together)
-        for (uint32_t i = 0; i < k3p_n_groups(n_tok); i++) {
-            const uint32_t t0 = k3p_begin(i, n_tok), T = k3p_begin(i + 1u, n_tok) - t0;
+        for (uint32_t i = 0; i < n_groups; i++) {
+            const uint32_t t0 = k3p_begin(i, n_tok, K3P_TOKENS), T = k3p_begin(i + 1u, n_tok, K3P_TOKENS) - t0;
             const k3p_group g = {s->panel + 256u * v * n_chunks, x + 4u * v * ldx + t0 * per_token, ldx, n_chunks,
                                  step, s->first[0][t0], s->second[0][t0]};
+            k3p_fetch(soon, lines);
             k3p_by_tokens[kind][T](&g, q, q + together);
         }
 }

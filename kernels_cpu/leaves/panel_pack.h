@@ -6,158 +6,159 @@
 
 #define K3P_AHEAD 6u /* chunks of a prefetch */
 
-/* Four 16-byte pieces as one vector. */
-K3V_INLINE __m512i k3p_pieces(const void *a, const void *b, const void *c, const void *d) {
-    __m512i r = _mm512_castsi128_si512(_mm_loadu_si128((const __m128i *)a));
-    r = _mm512_inserti32x4(r, _mm_loadu_si128((const __m128i *)b), 1);
-    r = _mm512_inserti32x4(r, _mm_loadu_si128((const __m128i *)c), 2);
-    return _mm512_inserti32x4(r, _mm_loadu_si128((const __m128i *)d), 3);
+/* Dwords of 16 rows -> z[d], d < 16: dword d of rows 0 .. 15. A line of every row is read once: 16 rows lie a power of
+ * two apart as often as not and share a cache set, so that 16 bytes of each at a time would find their lines gone. */
+K3V_INLINE void k3p_transpose(const uint8_t *const *row, uint64_t at, __m512i *z) {
+    k3v_f r[16];
+    K3P_UNROLL
+    for (int i = 0; i < 16; i++) r[i] = _mm512_castsi512_ps(_mm512_loadu_si512((const void *)(row[i] + at)));
+    k3v_transpose(r);
+    K3P_UNROLL
+    for (int i = 0; i < 16; i++) z[i] = _mm512_castps_si512(r[i]);
 }
 
-/* Vector k of four: 16 bytes at `at` of rows k, 4 + k, 8 + k, 12 + k. */
-K3V_INLINE void k3p_load_rows(const uint8_t *const *row, uint64_t at, __m512i *z) {
-    K3V_UNROLL
-    for (int k = 0; k < 4; k++) z[k] = k3p_pieces(row[k] + at, row[4 + k] + at, row[8 + k] + at, row[12 + k] + at);
+/* The same of `n` < 64 bytes, then of `pad`. */
+K3V_INLINE void k3p_transpose_tail(const uint8_t *const *row, uint64_t at, uint32_t n, __m512i pad, __m512i *z) {
+    k3v_f r[16];
+    for (int i = 0; i < 16; i++) r[i] = _mm512_castsi512_ps(_mm512_mask_loadu_epi8(pad, (1ull << n) - 1u, (const void *)(row[i] + at)));
+    k3v_transpose(r);
+    for (int i = 0; i < 16; i++) z[i] = _mm512_castps_si512(r[i]);
 }
 
-/* ---- bf16 ------------------------------------------------------------------------------------------ */
-
-/* Four pairs of 16 rows, 16 bytes at `at` of each -> out [4][16]. */
-K3V_INLINE void k3p_quad_of_rows(const uint8_t *const *row, uint64_t at, uint32_t *out) {
-    __m512i z[4];
-    k3p_load_rows(row, at, z);
-    const __m512i a = _mm512_unpacklo_epi32(z[0], z[1]), b = _mm512_unpacklo_epi32(z[2], z[3]);
-    const __m512i c = _mm512_unpackhi_epi32(z[0], z[1]), d = _mm512_unpackhi_epi32(z[2], z[3]);
-    _mm512_store_si512((void *)out, _mm512_unpacklo_epi64(a, b));
-    _mm512_store_si512((void *)(out + 16), _mm512_unpackhi_epi64(a, b));
-    _mm512_store_si512((void *)(out + 32), _mm512_unpacklo_epi64(c, d));
-    _mm512_store_si512((void *)(out + 48), _mm512_unpackhi_epi64(c, d));
-}
-
-/* What comes next of 16 rows: `bytes` of each from `at` on, or of the 16 rows below. */
-K3V_INLINE void k3p_prefetch(const uint8_t *const *row, uint64_t at, uint64_t end, uint64_t below, uint32_t bytes) {
-    const uint64_t next = at < end ? at : at - end + below;
+/* `bytes` of 16 rows from `at` on, where there are as many: what the first panel of a call reads soon, which no products
+ * before it could fetch (k3p_soon). */
+K3V_INLINE void k3p_prefetch(const uint8_t *const *row, uint64_t at, uint64_t end, uint32_t bytes) {
+    if (at >= end) return;
     for (uint32_t r = 0; r < K3P_ROWS; r++)
-        for (uint32_t i = 0; i < bytes; i += 64u) K3V_PREFETCH(row[r] + next + i);
+        for (uint32_t i = 0; i < bytes; i += 64u) K3V_PREFETCH(row[r] + at + i);
 }
 
-/* The panel of 16 rows of B bf16, ld bytes apart. */
-static __attribute__((noinline)) void k3p_panel_bf16(const uint8_t *const *row, uint64_t ld, uint32_t B, uint32_t *panel) {
-    const uint32_t n = (B + K3_CHUNK - 1u) / K3_CHUNK, whole = B / K3_CHUNK;
-    for (uint32_t c = 0; c < whole; c++) {
-        k3p_prefetch(row, 256u * ((uint64_t)c + K3P_AHEAD), 256u * (uint64_t)n, 16u * ld, 256u);
-        for (uint32_t q = 0; q < 16u; q++)
-            k3p_quad_of_rows(row, 256u * (uint64_t)c + 16u * q, panel + ((uint64_t)q * n + c) * 64u);
-    }
-    if (whole < n) {
-        _Alignas(64) uint16_t tail[K3P_ROWS][K3_CHUNK];
-        const uint8_t *at[K3P_ROWS];
-        for (uint32_t r = 0; r < K3P_ROWS; r++) {
-            for (uint32_t i = 0; i < K3_CHUNK; i++) tail[r][i] = 0x8000u;
-            __builtin_memcpy(tail[r], row[r] + 256u * (uint64_t)whole, 2u * (B - whole * K3_CHUNK));
-            at[r] = (const uint8_t *)tail[r];
+/* Line i of a chunk c: its 16 pairs are four quads of four lanes. */
+K3V_INLINE void k3p_store_line(const __m512i *z, uint32_t i, uint32_t c, uint32_t n, uint32_t *panel) {
+    K3P_UNROLL
+    for (uint32_t d = 0; d < 16u; d++)
+        _mm512_store_si512((void *)(panel + ((uint64_t)(4u * i + d / 4u) * n + c) * 64u + 16u * (d % 4u)), z[d]);
+}
+
+/* The panel of 16 rows of B bf16. */
+static __attribute__((noinline)) void k3p_panel_bf16(const uint8_t *const *row, uint32_t B, int is_cold, uint32_t *panel) {
+    const uint32_t n = (B + K3_CHUNK - 1u) / K3_CHUNK;
+    __m512i z[16];
+    for (uint32_t c = 0; c < n; c++) {
+        if (is_cold) k3p_prefetch(row, 256u * ((uint64_t)c + K3P_AHEAD), 2u * (uint64_t)B, 256u);
+        for (uint32_t i = 0; i < 4u; i++) {
+            const uint32_t at = 256u * c + 64u * i;
+            if (at + 64u <= 2u * B) k3p_transpose(row, at, z);
+            else k3p_transpose_tail(row, at, at < 2u * B ? 2u * B - at : 0u, _mm512_set1_epi16((short)0x8000), z);
+            k3p_store_line(z, i, c, n, panel);
         }
-        for (uint32_t q = 0; q < 16u; q++) k3p_quad_of_rows(at, 16u * q, panel + ((uint64_t)q * n + whole) * 64u);
     }
 }
 
 /* ---- MXFP4 ----------------------------------------------------------------------------------------- */
 
-/* 16 bytes of 16 rows -> out[m], m < 4: bytes 4m .. 4m+3, each of rows 0 .. 15. */
-K3V_INLINE void k3p_transpose_bytes(const uint8_t *const *row, uint64_t at, __m512i *out) {
-    const __m512i parts = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
-    __m512i z[4];
-    k3p_load_rows(row, at, z);
-    const __m512i a = _mm512_unpacklo_epi8(z[0], z[1]), b = _mm512_unpacklo_epi8(z[2], z[3]);
-    const __m512i c = _mm512_unpackhi_epi8(z[0], z[1]), d = _mm512_unpackhi_epi8(z[2], z[3]);
-    out[0] = _mm512_permutexvar_epi32(parts, _mm512_unpacklo_epi16(a, b));
-    out[1] = _mm512_permutexvar_epi32(parts, _mm512_unpackhi_epi16(a, b));
-    out[2] = _mm512_permutexvar_epi32(parts, _mm512_unpacklo_epi16(c, d));
-    out[3] = _mm512_permutexvar_epi32(parts, _mm512_unpackhi_epi16(c, d));
+/* What the scales of 16 rows do to their bf16s. A magnitude is looked up as of scale 254 (which as a word of 16 bits
+ * passes the sign's place), then `less` is taken away and no more than is there: so a zero stays one, and the half of
+ * scale 1, which is subnormal, becomes one (rule 4). Scale 0 takes everything, and `sign` leaves no sign. */
+typedef struct {
+    __m512i less, sign;
+} k3p_scaling;
+
+#define K3P_MAGNITUDES 0x0000, 0x7e80, 0x7f00, 0x7f40, 0x7f80, 0x7fc0, 0x8000, 0x8040
+/* By an index of five bits: of the code, and one of the next nibble at its top. */
+static const uint16_t k3p_magnitudes[32] __attribute__((aligned(64))) = {K3P_MAGNITUDES, K3P_MAGNITUDES, K3P_MAGNITUDES,
+                                                                         K3P_MAGNITUDES};
+
+K3V_INLINE k3p_scaling k3p_scaling_of(const uint8_t *scales) {
+    const __m512i scale = _mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i *)(const void *)scales));
+    const __mmask16 is_some = _mm512_test_epi32_mask(scale, scale);
+    const __m512i twice = _mm512_or_si512(scale, _mm512_slli_epi32(scale, 16));
+    const __m512i less = _mm512_sub_epi16(_mm512_set1_epi16(254 << 7), _mm512_slli_epi16(twice, 7));
+    const k3p_scaling s = {_mm512_mask_mov_epi32(_mm512_set1_epi32(-1), is_some, less),
+                           _mm512_maskz_set1_epi32(is_some, (int)0x80008000u)};
+    return s;
 }
 
-/* E2M1 under scale byte 127, as bf16, twice: an index of five bits has a bit of the next nibble at its top. */
-#define K3P_CODES 0x0000, 0x3f00, 0x3f80, 0x3fc0, 0x4000, 0x4040, 0x4080, 0x40c0, \
-                  0x8000, 0xbf00, 0xbf80, 0xbfc0, 0xc000, 0xc040, 0xc080, 0xc0c0
-static const uint16_t k3p_codes[32] __attribute__((aligned(64))) = {K3P_CODES, K3P_CODES};
-
-/* 16 bytes (rows) at 16 * d of the vector -> two equal words a row, the second to be shifted by a nibble. */
-K3V_INLINE __m512i k3p_spread(__m512i bytes, uint32_t d) {
-    const __m512i byte = _mm512_cvtepu8_epi32(_mm_set_epi64x(0x0f0e0d0c0b0a0908LL, 0x0706050403020100LL));
-    const __m512i twice = _mm512_add_epi32(_mm512_or_si512(byte, _mm512_slli_epi32(byte, 16)), _mm512_set1_epi32((int)(d * 0x00100010u)));
-    return _mm512_permutexvar_epi8(twice, bytes);
+/* Byte l of a dword of 16 rows -> their pairs of bf16. Low byte of a word: the code's index; its top bit: the sign. */
+K3V_INLINE __m512i k3p_decode(__m512i dwords, uint32_t l, k3p_scaling s) {
+#define K3P_SHIFT(at) ((uint64_t)(at) | (uint64_t)(((at) + 60u) & 63u) << 8)
+    const uint64_t shift = K3P_SHIFT(8u * l) | K3P_SHIFT(8u * l + 4u) << 16 | K3P_SHIFT(8u * l + 32u) << 32 | K3P_SHIFT(8u * l + 36u) << 48;
+    const __m512i code = _mm512_multishift_epi64_epi8(_mm512_set1_epi64((long long)shift), dwords);
+    const __m512i magnitude = _mm512_permutexvar_epi16(code, _mm512_load_si512((const void *)k3p_magnitudes));
+    return _mm512_ternarylogic_epi32(_mm512_subs_epu16(magnitude, s.less), code, s.sign, 0xf8); /* a | (b & c) */
 }
 
-/* Bytes of 16 rows -> their pairs of bf16. exponent: what the rows' scales add to both words; a zero takes nothing. */
-K3V_INLINE __m512i k3p_decode(__m512i bytes, uint32_t d, __m512i exponent) {
-    const __m512i shift = _mm512_set1_epi64(52LL << 48 | 32LL << 32 | 20LL << 16);
-    /* A quadword is two rows, a byte twice each; of an index only five bits count. */
-    const __m512i index = _mm512_multishift_epi64_epi8(shift, k3p_spread(bytes, d));
-    const __m512i value = _mm512_permutexvar_epi16(index, _mm512_load_si512((const void *)k3p_codes));
-    return _mm512_mask_add_epi16(value, _mm512_test_epi16_mask(value, _mm512_set1_epi16(0x7fff)), value, exponent);
-}
-
-/* Rule 4 at the low end. Scale 0: +0. Scale 1: a half is subnormal, and a zero of its sign. */
-K3V_INLINE __m512i k3p_low_scales(__m512i pairs, __m512i scale) {
-    const __mmask16 is_zero = _mm512_cmpeq_epi32_mask(scale, _mm512_setzero_si512());
-    const __mmask16 is_one = _mm512_cmpeq_epi32_mask(scale, _mm512_set1_epi32(1));
-    const __m512i magnitude = _mm512_and_si512(pairs, _mm512_set1_epi16(0x7fff));
-    const __m512i sign = _mm512_and_si512(pairs, _mm512_set1_epi16((short)0x8000));
-    const __mmask32 subnormal = _mm512_cmplt_epu16_mask(magnitude, _mm512_set1_epi16(0x0080));
-    const __m512i flushed = _mm512_mask_mov_epi16(pairs, subnormal, sign);
-    return _mm512_maskz_mov_epi32((__mmask16)~is_zero, _mm512_mask_mov_epi32(pairs, is_one, flushed));
-}
-
-/* Scale bytes of 16 rows, groups from `first` on, as [group][row]; n groups. */
+/* Scale bytes of 16 rows, as [group][row]; n groups, then bytes that are nobody's, up to a multiple of 16. */
 K3V_INLINE void k3p_scales(const uint8_t *const *scale, uint32_t n, uint8_t (*out)[16]) {
+    const __m512i parts = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
     for (uint32_t g = 0; g < n; g += 16u) {
-        uint8_t tail[K3P_ROWS][16] = {{0}};
-        const uint8_t *at[K3P_ROWS];
+        const __mmask16 here = n - g < 16u ? (__mmask16)((1u << (n - g)) - 1u) : (__mmask16)0xffffu;
         __m512i z[4];
-        for (uint32_t r = 0; r < K3P_ROWS; r++) {
-            at[r] = scale[r] + g;
-            if (n - g < 16u) {
-                __builtin_memcpy(tail[r], scale[r] + g, n - g);
-                at[r] = tail[r];
-            }
+        K3V_UNROLL
+        for (int k = 0; k < 4; k++) { /* rows k, 4 + k, 8 + k, 12 + k */
+            z[k] = _mm512_castsi128_si512(_mm_maskz_loadu_epi8(here, scale[k] + g));
+            z[k] = _mm512_inserti32x4(z[k], _mm_maskz_loadu_epi8(here, scale[4 + k] + g), 1);
+            z[k] = _mm512_inserti32x4(z[k], _mm_maskz_loadu_epi8(here, scale[8 + k] + g), 2);
+            z[k] = _mm512_inserti32x4(z[k], _mm_maskz_loadu_epi8(here, scale[12 + k] + g), 3);
         }
-        k3p_transpose_bytes(at, 0, z);
-        for (uint32_t m = 0; m < 4u; m++) _mm512_storeu_si512((void *)out[g + 4u * m], z[m]);
+        const __m512i a = _mm512_unpacklo_epi8(z[0], z[1]), b = _mm512_unpacklo_epi8(z[2], z[3]);
+        const __m512i c = _mm512_unpackhi_epi8(z[0], z[1]), d = _mm512_unpackhi_epi8(z[2], z[3]);
+        _mm512_storeu_si512((void *)out[g], _mm512_permutexvar_epi32(parts, _mm512_unpacklo_epi16(a, b)));
+        _mm512_storeu_si512((void *)out[g + 4u], _mm512_permutexvar_epi32(parts, _mm512_unpackhi_epi16(a, b)));
+        _mm512_storeu_si512((void *)out[g + 8u], _mm512_permutexvar_epi32(parts, _mm512_unpacklo_epi16(c, d)));
+        _mm512_storeu_si512((void *)out[g + 12u], _mm512_permutexvar_epi32(parts, _mm512_unpackhi_epi16(c, d)));
     }
 }
 
-/* A group of 16 rows, position v of a chunk -> its four quads, which lie `ld` dwords apart. */
-K3V_INLINE void k3p_group_of_rows(const uint8_t *const *row, uint32_t g, const uint8_t *scales, uint32_t *out, uint64_t ld) {
-    const __m512i scale = _mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i *)(const void *)scales));
-    const __m512i e = _mm512_slli_epi32(_mm512_sub_epi32(scale, _mm512_set1_epi32(127)), 7);
-    const __m512i exponent = _mm512_mask_blend_epi16(0xaaaaaaaau, e, _mm512_slli_epi32(e, 16));
-    const int is_low = _mm512_cmplt_epu32_mask(scale, _mm512_set1_epi32(2)) != 0;
-    __m512i z[4];
-    k3p_transpose_bytes(row, 16u * (uint64_t)g, z);
-    K3V_UNROLL
-    for (uint32_t q = 0; q < 4u; q++)
-        K3V_UNROLL
-        for (uint32_t l = 0; l < 4u; l++) {
-            __m512i pairs = k3p_decode(z[q], l, exponent);
-            if (is_low) pairs = k3p_low_scales(pairs, scale);
-            _mm512_store_si512((void *)(out + q * ld + 16u * l), pairs);
-        }
+/* Chunk c of 16 rows of G groups: z[4v + m] is dword m of position v's group. Codes that are absent are -0. */
+K3V_INLINE void k3p_codes(const uint8_t *const *row, uint32_t c, uint32_t G, __m512i *z) {
+    if (4u * c + 4u <= G) k3p_transpose(row, 64u * (uint64_t)c, z);
+    else k3p_transpose_tail(row, 64u * (uint64_t)c, 16u * (G - 4u * c), _mm512_set1_epi8((char)0x88), z);
 }
 
-/* The panel of 16 rows of G groups, ld bytes apart; scales as k3p_scales leaves them. */
-static __attribute__((noinline)) void k3p_panel_mxfp4(const uint8_t *const *row, uint64_t ld, const uint8_t (*scales)[16],
-                                                      uint32_t G, uint32_t *panel) {
+/* Of a group that is absent any scale but 0 will do. */
+K3V_INLINE k3p_scaling k3p_scaling_at(const uint8_t (*scales)[16], uint32_t g, uint32_t G) {
+    static const uint8_t one[16] = {127, 127, 127, 127, 127, 127, 127, 127, 127, 127, 127, 127, 127, 127, 127, 127};
+    return k3p_scaling_of(g < G ? scales[g] : one);
+}
+
+/* The panel of 16 rows of G groups; scales as k3p_scales leaves them. */
+static __attribute__((noinline)) void k3p_panel_mxfp4(const uint8_t *const *row, const uint8_t (*scales)[16], uint32_t G,
+                                                      int is_cold, uint32_t *panel) {
     const uint32_t n = (G + 3u) / 4u;
     for (uint32_t c = 0; c < n; c++) {
-        k3p_prefetch(row, 64u * ((uint64_t)c + K3P_AHEAD), 64u * (uint64_t)n, 16u * ld, 64u);
+        __m512i z[16];
+        if (is_cold) k3p_prefetch(row, 64u * ((uint64_t)c + K3P_AHEAD), 16u * (uint64_t)G, 64u);
+        k3p_codes(row, c, G, z);
         for (uint32_t v = 0; v < 4u; v++) {
+            const k3p_scaling s = k3p_scaling_at(scales, 4u * c + v, G);
             uint32_t *out = panel + ((uint64_t)4u * v * n + c) * 64u;
-            if (4u * c + v < G) {
-                k3p_group_of_rows(row, 4u * c + v, scales[4u * c + v], out, (uint64_t)n * 64u);
-                continue;
-            }
-            for (uint32_t i = 0; i < 16u; i++)
-                _mm512_store_si512((void *)(out + i / 4u * (uint64_t)n * 64u + i % 4u * 16u), _mm512_set1_epi32((int)0x80008000u));
+            K3V_UNROLL
+            for (uint32_t q = 0; q < 4u; q++)
+                K3V_UNROLL
+                for (uint32_t l = 0; l < 4u; l++)
+                    _mm512_store_si512((void *)(out + (uint64_t)q * n * 64u + 16u * l), k3p_decode(z[4u * v + q], l, s));
+        }
+    }
+}
+
+/* Codes and scales as the products read them that decode on their way: [4 positions][chunks][4 quads, less, sign][16 rows]. */
+#define K3P_CODED 96u /* dwords of a group */
+static __attribute__((noinline)) void k3p_panel_coded(const uint8_t *const *row, const uint8_t (*scales)[16], uint32_t G,
+                                                      int is_cold, uint32_t *panel) {
+    const uint32_t n = (G + 3u) / 4u;
+    for (uint32_t c = 0; c < n; c++) {
+        __m512i z[16];
+        if (is_cold) k3p_prefetch(row, 64u * ((uint64_t)c + K3P_AHEAD), 16u * (uint64_t)G, 64u);
+        k3p_codes(row, c, G, z);
+        K3V_UNROLL
+        for (uint32_t v = 0; v < 4u; v++) {
+            const k3p_scaling s = k3p_scaling_at(scales, 4u * c + v, G);
+            uint32_t *out = panel + ((uint64_t)v * n + c) * K3P_CODED;
+            K3V_UNROLL
+            for (uint32_t q = 0; q < 4u; q++) _mm512_store_si512((void *)(out + 16u * q), z[4u * v + q]);
+            _mm512_store_si512((void *)(out + 64), s.less);
+            _mm512_store_si512((void *)(out + 80), s.sign);
         }
     }
 }
@@ -186,19 +187,18 @@ K3V_INLINE void k3p_pack_chunk(int kind, const float *x, uint8_t *out, uint64_t 
 }
 
 /* B elements of n_tok tokens, as panel.h has them. */
-K3V_INLINE void k3p_pack_x(int kind, const float *const *x, uint32_t n_tok, uint32_t B, uint8_t *out) {
+K3V_INLINE void k3p_pack_x(int kind, const float *const *x, uint32_t n_tok, uint32_t most, uint32_t B, uint8_t *out) {
     const uint32_t n = (B + K3_CHUNK - 1u) / K3_CHUNK, whole = B / K3_CHUNK;
-    const uint64_t piece = 8u * k3p_x_bytes(kind), ld = (uint64_t)n_tok * n * piece;
-    for (uint32_t i = 0; i < k3p_n_groups(n_tok); i++) {
-        const uint32_t t0 = k3p_begin(i, n_tok), T = k3p_begin(i + 1u, n_tok) - t0;
-        for (uint32_t t = 0; t < T; t++) {
-            uint8_t *at = out + (t0 * (uint64_t)n + t) * piece;
-            for (uint32_t c = 0; c < whole; c++) k3p_pack_chunk(kind, x[t0 + t] + (uint64_t)c * K3_CHUNK, at + (uint64_t)c * T * piece, ld);
-            if (whole < n) {
-                float tail[K3_CHUNK] = {0};
-                __builtin_memcpy(tail, x[t0 + t] + (uint64_t)whole * K3_CHUNK, (B - whole * K3_CHUNK) * sizeof(float));
-                k3p_pack_chunk(kind, tail, at + (uint64_t)whole * T * piece, ld);
-            }
+    const uint64_t piece = 8u * k3p_x_bytes(kind), ld = k3p_ldx(kind, n, n_tok);
+    for (uint32_t i = 0; i < k3p_n_groups(n_tok, most); i++) {
+        const uint32_t t0 = k3p_begin(i, n_tok, most), T = k3p_begin(i + 1u, n_tok, most) - t0;
+        uint8_t *at = out + t0 * (uint64_t)n * piece;
+        for (uint32_t c = 0; c < whole; c++) /* a line's tokens one after the other */
+            for (uint32_t t = 0; t < T; t++, at += piece) k3p_pack_chunk(kind, x[t0 + t] + (uint64_t)c * K3_CHUNK, at, ld);
+        for (uint32_t t = 0; whole < n && t < T; t++, at += piece) {
+            float tail[K3_CHUNK] = {0};
+            __builtin_memcpy(tail, x[t0 + t] + (uint64_t)whole * K3_CHUNK, (B - whole * K3_CHUNK) * sizeof(float));
+            k3p_pack_chunk(kind, tail, at, ld);
         }
     }
 }

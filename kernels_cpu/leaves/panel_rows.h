@@ -23,32 +23,60 @@ K3V_INLINE int k3p_takes(const k3p_matrix *m, uint32_t n_tok) {
     return n_tok >= K3P_LEAST_TOKENS && m->B <= K3P_CHUNKS * K3_CHUNK && (m->S == NULL || m->B % K3_MX_GROUP == 0u);
 }
 
-K3V_INLINE uint64_t k3p_block_bytes(const k3p_matrix *m) { /* of one token's packed block */
-    return (m->B + K3_CHUNK - 1u) / K3_CHUNK * K3_CHUNK * k3p_x_bytes(m->kind);
+K3V_INLINE uint64_t k3p_block_bytes(const k3p_matrix *m, uint32_t n_tok) { /* of its packed x */
+    return 16u * k3p_ldx(m->kind, (m->B + K3_CHUNK - 1u) / K3_CHUNK, n_tok);
 }
 
-/* Block b of rows r .. r + 15 (rows that do not exist repeat the last) into y. */
-K3V_INLINE void k3p_rows16(const k3p_matrix *m, uint32_t r, uint32_t row1, uint32_t b, const uint8_t *x, uint32_t n_tok,
-                           float *y, uint64_t ldy, k3p_work *s) {
-    static const uint8_t order[4] = {0, 2, 1, 3};
-    const uint32_t n = (m->B + K3_CHUNK - 1u) / K3_CHUNK, G = m->B / K3_MX_GROUP;
+/* Whether codes are decoded between the products. */
+K3V_INLINE int k3p_is_coded(const k3p_matrix *m, uint32_t n_tok) { return m->S != NULL && n_tok <= K3P_FEW; }
+K3V_INLINE uint32_t k3p_most(const k3p_matrix *m, uint32_t n_tok) { return k3p_is_coded(m, n_tok) ? K3P_FEW : K3P_TOKENS; }
+
+/* Where 16 rows' block b lies. */
+typedef struct {
+    uint32_t r, b;
+} k3p_place;
+
+K3V_INLINE const uint8_t *k3p_weights(const k3p_matrix *m, uint64_t row, uint32_t b) {
+    return m->S == NULL ? m->W + (row * m->ldw + (uint64_t)b * m->B) * 2u : m->W + (row * m->K + (uint64_t)b * m->B) / 2u;
+}
+K3V_INLINE const uint8_t *k3p_scale_bytes(const k3p_matrix *m, uint64_t row, uint32_t b) {
+    return m->S == NULL ? NULL : m->S + (row * m->K + (uint64_t)b * m->B) / K3_MX_GROUP;
+}
+
+K3V_INLINE k3p_soon k3p_soon_at(const k3p_matrix *m, k3p_place next) {
+    const uint32_t bytes = m->S == NULL ? 2u * m->B : m->B / 2u;
+    const k3p_soon soon = {k3p_weights(m, next.r, next.b), k3p_scale_bytes(m, next.r, next.b),
+                           m->S == NULL ? 2u * m->ldw : m->K / 2u, m->S == NULL ? 0u : m->K / K3_MX_GROUP, (bytes + 63u) / 64u, 0, 0};
+    return soon;
+}
+
+/* The panel of 16 rows (rows that do not exist repeat the last). */
+K3V_INLINE void k3p_panel(const k3p_matrix *m, k3p_place at, uint32_t row1, int is_coded, int is_cold, k3p_work *s) {
+    const uint32_t G = m->B / K3_MX_GROUP;
     const uint8_t *w[K3P_ROWS], *scale[K3P_ROWS];
     for (uint32_t i = 0; i < K3P_ROWS; i++) {
-        const uint64_t row = r + i < row1 ? r + i : row1 - 1u;
-        if (m->S == NULL) {
-            w[i] = m->W + (row * m->ldw + (uint64_t)b * m->B) * 2u;
-        } else {
-            w[i] = m->W + row * (m->K / 2u) + (uint64_t)b * (m->B / 2u);
-            scale[i] = m->S + row * (m->K / K3_MX_GROUP) + (uint64_t)b * G;
-        }
+        const uint64_t row = at.r + i < row1 ? at.r + i : row1 - 1u;
+        w[i] = k3p_weights(m, row, at.b);
+        scale[i] = k3p_scale_bytes(m, row, at.b);
     }
     if (m->S == NULL) {
-        k3p_panel_bf16(w, m->ldw * 2u, m->B, s->panel);
-    } else {
-        k3p_scales(scale, G, s->scales);
-        k3p_panel_mxfp4(w, m->K / 2u, (const uint8_t(*)[16])s->scales, G, s->panel);
+        k3p_panel_bf16(w, m->B, is_cold, s->panel);
+        return;
     }
-    for (int step = 0; step < 4; step++) k3p_position(m->kind, order[step], step, n, x, n_tok, s);
+    k3p_scales(scale, G, s->scales);
+    (is_coded ? k3p_panel_coded : k3p_panel_mxfp4)(w, (const uint8_t(*)[16])s->scales, G, is_cold, s->panel);
+}
+
+/* Block b of rows r .. r + 15 into y; meanwhile what comes next is fetched. */
+K3V_INLINE void k3p_rows16(const k3p_matrix *m, k3p_place at, k3p_place next, uint32_t row1, int is_cold, const uint8_t *x,
+                           uint32_t n_tok, float *y, uint64_t ldy, k3p_work *s) {
+    static const uint8_t order[4] = {0, 2, 1, 3};
+    const uint32_t n = (m->B + K3_CHUNK - 1u) / K3_CHUNK;
+    const int is_coded = k3p_is_coded(m, n_tok);
+    k3p_soon soon = k3p_soon_at(m, next);
+    k3p_panel(m, at, row1, is_coded, is_cold, s);
+    for (int step = 0; step < 4; step++)
+        (is_coded ? k3p_coded_position : k3p_position)(m->kind, order[step], step, n, x, n_tok, &soon, s);
     k3p_finish(n_tok, s, y, ldy);
 }
 
@@ -67,21 +95,31 @@ K3V_INLINE void k3p_store_trees(const k3p_work *s, uint32_t n_tok, uint32_t n_ro
     }
 }
 
+/* What comes behind: the next rows of a tile, its next block, the next tile; at the end the last rows again. */
+K3V_INLINE k3p_place k3p_next(const k3p_matrix *m, k3p_place at, uint32_t tile, uint32_t row1) {
+    const uint32_t end = row1 - tile < K3P_TILE ? row1 : tile + K3P_TILE;
+    const k3p_place rows = {at.r + K3P_ROWS, at.b}, block = {tile, at.b + 1u}, below = {end < row1 ? end : at.r, end < row1 ? 0u : at.b};
+    return rows.r < end ? rows : block.b < m->n_blocks ? block : below;
+}
+
 /* Up to K3P_BATCH tokens. Where the packed x of all blocks is too much, block after block is packed for each tile. */
 K3V_INLINE void k3p_batch(const k3p_matrix *m, uint32_t row0, uint32_t row1, const float *const *x, uint32_t n_tok,
                           const k3p_result *out, k3p_work *s) {
-    const uint64_t of_block = k3p_block_bytes(m) * n_tok;
+    const uint64_t of_block = k3p_block_bytes(m, n_tok);
     const int is_all = of_block * m->n_blocks <= K3P_X_BYTES;
     for (uint32_t r = row0; r < row1; r += K3P_TILE) {
         const uint32_t n_rows = row1 - r < K3P_TILE ? row1 - r : K3P_TILE;
         for (uint32_t b = 0; b < m->n_blocks; b++) {
             uint8_t *packed = s->x + (is_all ? b * of_block : 0u);
             if (!is_all || r == row0) {
-                const float *at[K3P_BATCH];
-                for (uint32_t t = 0; t < n_tok; t++) at[t] = x[t] + (uint64_t)b * m->B;
-                k3p_pack_x(m->kind, at, n_tok, m->B, packed);
+                const float *from[K3P_BATCH];
+                for (uint32_t t = 0; t < n_tok; t++) from[t] = x[t] + (uint64_t)b * m->B;
+                k3p_pack_x(m->kind, from, n_tok, k3p_most(m, n_tok), m->B, packed);
             }
-            for (uint32_t i = 0; i < n_rows; i += K3P_ROWS) k3p_rows16(m, r + i, row1, b, packed, n_tok, &s->d[b][0][i], K3P_TILE, s);
+            for (uint32_t i = 0; i < n_rows; i += K3P_ROWS) {
+                const k3p_place at = {r + i, b};
+                k3p_rows16(m, at, k3p_next(m, at, r, row1), row1, r + i == row0 && b == 0u, packed, n_tok, &s->d[b][0][i], K3P_TILE, s);
+            }
         }
         if (out->is_blocks) k3v_store_blocks(s->d[0][0], K3P_BATCH * K3P_TILE, K3P_TILE, n_tok, n_rows, m->n_blocks, out->y + (uint64_t)(r - row0) * m->n_blocks, out->ld);
         else k3p_store_trees(s, n_tok, n_rows, m->n_blocks, out->y + (r - row0), out->ld);
@@ -91,7 +129,7 @@ K3V_INLINE void k3p_batch(const k3p_matrix *m, uint32_t row0, uint32_t row1, con
 /* Token t is row at[t] of X, or row t. */
 static __attribute__((noinline)) void k3p_rows(const k3p_matrix *m, uint32_t row0, uint32_t row1, const float *X, uint64_t ldx,
                                                const uint32_t *at, uint32_t n_tok, const k3p_result *out) {
-    const uint64_t fit = K3P_X_BYTES / k3p_block_bytes(m);
+    const uint64_t none = k3p_block_bytes(m, 0u), fit = (K3P_X_BYTES - none) / (k3p_block_bytes(m, 1u) - none);
     const uint32_t most = fit < K3P_BATCH ? (uint32_t)fit : K3P_BATCH, n = (n_tok + most - 1u) / most;
     k3p_work s;
     for (uint32_t i = 0; i < n; i++) {

@@ -65,6 +65,18 @@ def test_any_number_of_tokens(scalar, leaves, T):
     assert_bits(leaves.rows("bf16_x16", W, X), want)
 
 
+@pytest.mark.parametrize("T", range(1, 14))
+@pytest.mark.parametrize("n_blocks", [1, 2])
+def test_any_number_of_tokens_of_an_expert(scalar, leaves, T, n_blocks):
+    """Few tokens: codes are decoded between the products; blocks of 1.25 and 2.5 chunks."""
+    rng = np.random.default_rng([T, n_blocks])
+    P, S = mxfp4_bytes(rng, "anybits", 37, 320)
+    X = bf16_values(rng, "plain", (T, 320))
+    want = scalar.rows("mxfp4", (P, S), X, n_blocks)
+    assert_bits(leaves.rows("mxfp4", (P, S), X, n_blocks), want)
+    assert_bits(leaves.rows("mxfp4_x16", (P, S), X, n_blocks), want)
+
+
 @pytest.mark.parametrize("s", [0, 1, 2, 127, 252])
 def test_scale_bytes(scalar, leaves, s):
     """Every code under one scale byte, beside rows of another; accumulators that reach -0."""
