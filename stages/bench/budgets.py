@@ -25,6 +25,8 @@ class Options:
     tp: int = 1
     numerics: str = "f32"
     cache: Path | None = None
+    beside: tuple[Path, ...] = ()
+    repeats: int = 3
 
 
 def run(options: Options) -> "BenchReport":
@@ -34,24 +36,28 @@ def run(options: Options) -> "BenchReport":
     command = (sys.executable, "-m", "stages.cli")
     return bench_budgets(
         Asked(options.source, command, options.count, options.ids, options.gen, options.tp,
-              options.cache, options.numerics)
+              options.cache, options.numerics, options.beside, options.repeats)
     )  # fmt: skip
 
 
 @click.command("budgets")
-@click.argument("source", type=common.PATH)
+@click.argument("source", type=common.PATH, required=False)
+@common.shards()
 @click.option("--count", type=click.IntRange(min=2), default=10, show_default=True, metavar="N",
               help="Budgets.")  # fmt: skip
 @click.option("--ids", default="1,2,3", show_default=True, help="The prompt.")
 @click.option("--gen", type=click.IntRange(min=1), default=4, show_default=True,
               help="Tokens to generate.")  # fmt: skip
+@click.option("--repeats", type=click.IntRange(min=1), default=3, show_default=True, metavar="N",
+              help="Runs of each budget; its share of the device is their median.")  # fmt: skip
 @common.tp(default=1)
 @common.numerics(default="f32")
 @click.option("--cache", type=common.PATH, help="As of run.")
 @shared.strict_option()
 @common.as_json()
-def command(source: Path, count: int, ids: str, gen: int, tp: int, numerics: str,
-            cache: Path | None, strict: bool, as_json: bool) -> None:  # fmt: skip
+def command(source: Path | None, shards: tuple[Path, ...], count: int, ids: str, gen: int,
+            repeats: int, tp: int, numerics: str, cache: Path | None, strict: bool,
+            as_json: bool) -> None:  # fmt: skip
     """Run one model in budgets from the least to all of its weights: bits, peaks, rates.
 
     SOURCE is a checkpoint or a shards folder; its files are dropped from the page cache.
@@ -63,5 +69,8 @@ def command(source: Path, count: int, ids: str, gen: int, tp: int, numerics: str
     """
     from k3tool.runtime.options import parse_ids
 
-    report = run(Options(source, count, parse_ids(ids), gen, tp, numerics, cache))
+    first, *beside = common.folders_of(source, shards)
+    report = run(
+        Options(first, count, parse_ids(ids), gen, tp, numerics, cache, tuple(beside), repeats)
+    )
     shared.show(report, strict=strict, as_json=as_json)

@@ -60,7 +60,7 @@ def made(tmp_path: Path) -> budgets.Asked:
     [
         ({}, ""),
         ({"digest": "bb"}, "resident hash"),
-        ({"peak_bytes": 301 * MEGABYTES}, "peak over its budget"),
+        ({"peak_bytes": 401 * MEGABYTES}, "peak over its budget"),
         ({"cached_bytes": 10**6}, "page cache"),
         ({"step_seconds": 9.0}, "share of the device"),
     ],
@@ -69,11 +69,23 @@ def test_each_limit_can_be_missed(
     made: budgets.Asked, changes: dict[str, object], missed: str
 ) -> None:
     control = replace(RESIDENT, digest="cc")
-    rows = [GOOD, replace(GOOD, **changes)]
+    rows = [GOOD, replace(GOOD, **{"memory_bytes": 400 * MEGABYTES} | changes)]
     report = budgets.report(made, RESIDENT, control, rows)
     names = [limit.name for limit in report.limits if not limit.is_held]
     assert len(names) == bool(missed)
     assert missed in " ".join(names)
+
+
+def test_the_share_is_a_median_of_a_budgets_runs(made: budgets.Asked) -> None:
+    slow = replace(GOOD, step_seconds=9.0)
+    control = replace(RESIDENT, digest="cc")
+    for rows, is_held in (([GOOD, slow, GOOD], True), ([slow, GOOD, slow], False)):
+        limits = budgets.report(made, RESIDENT, control, rows).limits
+        found = [limit.is_held for limit in limits if "share of the device" in limit.name]
+        assert found == [is_held]
+    cold = replace(RESIDENT, step_seconds=90.0)
+    names = [limit.name for limit in budgets.report(made, cold, control, [slow]).limits]
+    assert any("share of the device" in name for name in names), "the warm run says what is bound"
 
 
 def test_a_meter_that_sees_nothing_is_noticed(made: budgets.Asked) -> None:
