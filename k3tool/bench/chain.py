@@ -14,7 +14,7 @@ import numpy as np
 from k3tool.bench.traffic import reread_bytes, traffic_bytes
 from k3tool.compiler.hazards import data_edges
 from k3tool.compiler.meaning import model_of
-from k3tool.compiler.order import Order
+from k3tool.compiler.order import Order, longest_paths
 from k3tool.compiler.plan import Phase, Plan
 from k3tool.errors import UnsoundError
 from k3tool.isa.columns import GATE, Columns, spec_of
@@ -70,7 +70,7 @@ def measure_chain(plan: Plan, phase_name: str, bandwidth: float) -> Chain:
     """
     phase = plan.phases[phase_name]
     order = Order(plan, phase)
-    depth, handoffs = _paths(order)
+    depth, handoffs = longest_paths(order)
     stated = (phase.packet_path, phase.critical_path)
     if (depth, handoffs) != stated:
         raise UnsoundError(f"{phase_name}: longest path", got=stated, need=(depth, handoffs))
@@ -130,17 +130,6 @@ def _is_priors_program(plan: Plan) -> bool:
 def _producers(order: Order, index: int) -> set[int]:
     waits = order.phase.waits_of(index)["counter"].tolist()
     return {p for counter in waits for p in order.producers.get(counter, ())}
-
-
-def _paths(order: Order) -> tuple[int, int]:
-    """Return packets and hand-offs on the longest chain of waits."""
-    packets: list[int] = []
-    handoffs: list[int] = []
-    for index, op in enumerate(order.phase.packets["op"].tolist()):
-        before = _producers(order, index)
-        packets.append(1 + max((packets[p] for p in before), default=0))
-        handoffs.append(1 + inner_waits(op) + max((handoffs[p] for p in before), default=0))
-    return max(packets), max(handoffs)
 
 
 def inner_waits(op: int) -> int:

@@ -10,10 +10,18 @@ from collections.abc import Iterator
 import numpy as np
 
 from k3tool.compiler.hazards import check_memory, check_ordered, check_steps
+from k3tool.compiler.needless import needless_waits, rearm_faults
 from k3tool.compiler.order import counter_name
-from k3tool.compiler.record_checks import record_faults, state_faults, tensor_faults
+from k3tool.compiler.record_checks import (
+    cut_faults,
+    record_faults,
+    state_faults,
+    tensor_faults,
+    tile_units,
+)
 from k3tool.errors import ArtifactError
-from k3tool.isa.columns import GATE, PACKET_REARM
+from k3tool.isa.columns import GATE
+from k3tool.isa.queues import Queues, slice_bounds
 from k3tool.isa.stream import Isa, check_isa
 from k3tool.isa.stream_order import StreamOrder
 from k3tool.isa.windows import window_faults
@@ -36,7 +44,7 @@ def check_stream(isa: Isa, where: str) -> tuple[list[Check], list[StreamOrder]]:
             "F thresholds": _thresholds(c),
             "F acyclic": _acyclic(c),
             "F memory": check_memory(c),
-            "F ordered": check_ordered(c),
+            "F ordered": _ordered(c),
             "F windows": window_faults(c.stream, isa.target),
         }
         checks += [outcome(f"{name} {c.phase_name}", result) for name, result in results.items()]
@@ -60,6 +68,7 @@ def _records(c: StreamOrder) -> tuple[str, list[str]]:
     """F: words are what the tensors' sizes make them, tensors the bytes of their shapes."""
     faults = [*tensor_faults(c.tensors), *state_faults(c.tensors, c.isa.params)]
     faults += record_faults(c, c.stream.max_tokens, c.isa.tp, rank_of_params=0)
+    faults += _cut_faults(c)
     return f"{len(c.rows)} records, {len(c.tensors)} tensors", faults
 
 
@@ -75,7 +84,9 @@ def _thresholds(c: StreamOrder) -> tuple[str, list[str]]:
                 for counter, threshold in waits
                 if threshold != c.arrivals.get(counter, 0)
             ]
-    faults += [*_audit_faults(c), *_flag_faults(c)]
+    faults += [*_list_faults(c.stream.queues), *_audit_faults(c), *_flag_faults(c)]
+    signals = {i: {s for own in c.signals_of(i) for s in own} for i in range(len(c.rows))}
+    faults += rearm_faults(c, _wait_lists(c), signals)
     return f"{len(c.arrivals)} counters, {n_waits} waits, as counted from entries", faults
 
 
@@ -90,21 +101,57 @@ def _audit_faults(c: StreamOrder) -> Iterator[str]:
                 yield f"{at}: {counter_name(number | bit)} gets {got}, the audit expects {need}"
 
 
+def _list_faults(queues: Queues) -> Iterator[str]:
+    """Every wait is some entry's, and there is a count for each counter and each gate, no more."""
+    entries, edges = queues.entries, np.zeros(len(queues.waits) + 1, np.int64)
+    first = entries["wait_ofs"].astype(np.int64)
+    np.add.at(edges, first, 1)
+    np.add.at(edges, first + entries["n_waits"], -1)
+    for wait in np.flatnonzero(np.cumsum(edges)[:-1] == 0).tolist():
+        yield f"wait {wait} is in no entry's list"
+    gates = queues.signals[(queues.signals & GATE) != 0] & ~np.uint32(GATE)
+    need = {"local_counts": len(queues.signals), "gate_counts": int(max(gates, default=-1)) + 1}
+    for name, n in need.items():
+        if len(getattr(queues, name)) != n:
+            yield f"{name} of {len(getattr(queues, name))} counters, signals name {n}"
+
+
 def _flag_faults(c: StreamOrder) -> Iterator[str]:
-    """Entries carry their record's flags, and one instruction clears the other bank, at a gate."""
+    """Entries carry their record's flags."""
     entries = c.stream.queues.entries
     wrong = entries["flags"] != c.rows["flags"][entries["inst"]]
     if wrong.any():
         bad = int(entries["inst"][np.argmax(wrong)])
         yield f"{c.name(bad)}: an entry's flags are not the record's"
-    flagged = np.flatnonzero(c.rows["flags"] & PACKET_REARM).tolist()
-    if len(flagged) != 1:
-        yield f"instructions {flagged} clear the other bank, exactly one has to"
-        return
-    waited = {w for i in range(len(c.rows)) for waits in c.waits_of(i) for w, _ in waits}
-    for signals in c.signals_of(flagged[0]):
-        if not any(s & GATE and s in waited for s in signals):
-            yield f"{c.name(flagged[0])} clears the other bank but signals no gate waited for"
+
+
+def _wait_lists(c: StreamOrder) -> dict[int, list[list[int]]]:
+    return {i: [[w for w, _ in own] for own in c.waits_of(i)] for i in range(len(c.rows))}
+
+
+def _ordered(c: StreamOrder) -> tuple[str, list[str]]:
+    """F: accesses to the same bytes are ordered, and every wait orders some."""
+    what, faults = check_ordered(c)
+    return what, [*faults, *needless_waits(c, _wait_lists(c))]
+
+
+def _cut_faults(c: StreamOrder) -> Iterator[str]:
+    """Entries are whole tiles of their instruction, as many as there are workers for them."""
+    entries = c.stream.queues.entries
+    rows = c.rows.copy()
+    rows["n_slices"] = np.bincount(entries["inst"], minlength=len(rows))
+    for index, row in enumerate(rows):
+        rows["grain"][index] = tile_units(row)
+        for fault in cut_faults(rows[index], c.isa.crew):
+            yield f"{c.name(index)}: {fault}"
+    cuts = slice_bounds(rows)
+    order = np.lexsort((entries["slice"], entries["inst"]))
+    for name, need in (("unit0", cuts.unit0), ("unit1", cuts.unit1)):
+        wrong = entries[name][order] != need
+        if wrong.any():
+            bad = int(np.argmax(wrong))
+            got = f"{name} {entries[name][order][bad]} of slice {cuts.number[bad]}"
+            yield f"{c.name(int(cuts.packet[bad]))}: {got}, its tiles give {need[bad]}"
 
 
 def _acyclic(c: StreamOrder) -> tuple[str, list[str]]:

@@ -23,16 +23,17 @@ from k3tool.compiler.meaning import (
     weight_faults,
 )
 from k3tool.compiler.meaning import state_faults as model_state_faults
-from k3tool.compiler.order import Order, Ordering, counter_name
+from k3tool.compiler.needless import needless_waits, rearm_faults
+from k3tool.compiler.order import Order, Ordering, counter_name, longest_paths
 from k3tool.compiler.param_checks import check_plan_params, check_stream_params, readable
 from k3tool.compiler.plan import PLAN_SCHEMA, Plan, load_plan
-from k3tool.compiler.record_checks import record_faults, state_faults, tensor_faults
+from k3tool.compiler.record_checks import cut_faults, record_faults, state_faults, tensor_faults
 from k3tool.compiler.theorems import prove_fired
 from k3tool.errors import ArtifactError, K3Error, UnsoundError
 from k3tool.isa import table, wire
-from k3tool.isa.columns import GATE, PACKET_REARM, Columns
+from k3tool.isa.columns import GATE, Columns
 from k3tool.isa.emit import emit
-from k3tool.isa.queues import slice_bounds
+from k3tool.isa.queues import crew_of, slice_bounds
 from k3tool.isa.stream import Isa, read_isa
 from k3tool.model.graph import build_graph
 from k3tool.verdict import Check, failed, not_run, outcome, passed, summary
@@ -172,6 +173,8 @@ def _meaning(
     names = (f"{letter} meaning", f"{letter} weights", f"{letter} states")
     try:
         config = model_of(params)
+        if config is not None:
+            config.check_tp(tp)
         mode, pages = ("", 0) if config is None else (mode_of(params), pages_of(params))
     except K3Error as error:
         return [failed(name, f"no model: {error}") for name in names]
@@ -235,28 +238,26 @@ def _check_thresholds(c: Order) -> tuple[str, list[str]]:
             if needed != c.total(waited):
                 got = f"waits for {needed} at {counter_name(waited)}"
                 faults.append(f"{c.name(index)}: {got}, where {c.total(waited)} arrive")
-    gates = sorted(counter & ~GATE for counter in c.producers if counter & GATE)
-    if gates != list(range(c.phase.n_gates)):
-        faults.append(f"gates {gates} signalled, {c.phase.n_gates} declared")
-    faults += _rearm_faults(c)
+    gates = {counter & ~GATE for counter in c.producers if counter & GATE}
+    if len(gates) != c.phase.n_gates or max(gates, default=-1) >= c.phase.n_gates:
+        faults.append(f"gates {sorted(gates)} signalled, {c.phase.n_gates} declared")
+    signals = {index: {counter} for index, counter in enumerate(packets["counter"].tolist())}
+    faults += rearm_faults(c, _wait_lists(c), signals)
     return f"{len(packets)} counters, {len(c.phase.waits)} waits", faults
 
 
-def _rearm_faults(c: Order) -> list[str]:
-    """Return what is wrong with clearing the counters' other bank.
+def _wait_lists(c: Order) -> dict[int, list[list[int]]]:
+    return {i: [c.phase.waits_of(i)["counter"].tolist()] for i in range(len(c.phase.packets))}
 
-    It happens before the arrival at a gate that ends the step on every rank; anywhere else a fast
-    rank's arrivals of the next step would be cleared away.
-    """
-    flagged = np.flatnonzero(c.phase.packets["flags"] & PACKET_REARM).tolist()
-    if len(flagged) != 1:
-        return [f"packets {flagged} clear the other bank, exactly one has to"]
-    counter = int(c.phase.packets["counter"][flagged[0]])
-    if not counter & GATE or counter not in set(c.phase.waits["counter"].tolist()):
-        return [
-            f"{c.name(flagged[0])} clears the other bank but signals no gate that is waited for"
-        ]
-    return []
+
+def _check_ordered(c: Order) -> tuple[str, list[str]]:
+    """D: accesses to the same bytes are ordered, and every wait orders some."""
+    what, faults = check_ordered(c)
+    faults = [*faults, *needless_waits(c, _wait_lists(c))]
+    stated, need = (c.phase.packet_path, c.phase.critical_path), longest_paths(c)
+    if stated != need:
+        faults.append(f"a longest chain of {stated} packets and hand-offs, its waits give {need}")
+    return what, faults
 
 
 def _check_acyclic(c: Order) -> tuple[str, list[str]]:
@@ -300,6 +301,9 @@ def _check_slices(c: Order) -> tuple[str, list[str]]:
         f"{c.name(index)}: slices do not partition its units"
         for index in np.flatnonzero(broken).tolist()
     ]
+    crew = crew_of(c.plan.params)
+    for index, row in enumerate(packets):
+        faults += [f"{c.name(index)}: {fault}" for fault in cut_faults(row, crew)]
     return f"{len(slices.packet)} slices of {len(packets)} packets", faults
 
 
@@ -315,5 +319,5 @@ _PHASE_CHECKS: Mapping[str, Callable[[Order], tuple[str, list[str]]]] = {
     "C memory": check_memory,
     "D thresholds": _check_thresholds,
     "D acyclic": _check_acyclic,
-    "D ordered": check_ordered,
+    "D ordered": _check_ordered,
 }

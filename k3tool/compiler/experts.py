@@ -54,8 +54,8 @@ def expert_rows(rows: Records, tensors: Sequence[Tensor]) -> Iterator[ExpertRow]
         if experts and "route" in handles:
             yield ExpertRow(index, routers.get(handles["route"]), tuple(experts), is_fetch)
         elif experts:
-            choice = _choice(handles, "scores", words, written)
-            yield ExpertRow(index, choice, tuple(experts), is_fetch)
+            own = _choice(handles, "scores", words, written) if "scores" in handles else None
+            yield ExpertRow(index, own, tuple(experts), is_fetch)
         for operand, handle in zip(spec.operands, slots, strict=True):
             if operand.role == "out":
                 written[handle] = written.get(handle, 0) + 1
@@ -103,7 +103,7 @@ def slot_bytes(tensors: Sequence[Tensor]) -> int:
     """Return the pages of an expert whose six parts lie apart, the largest layer's."""
     largest = 0
     for tensor in tensors:
-        if tensor.role in EXPERT_ROLES:
+        if tensor.role in EXPERT_ROLES and len(tensor.local) == 3:  # others fail C tensors
             rows, cols = tensor.local[1:]
             largest = max(largest, paged_bytes(rows * cols // 2) + paged_bytes(rows * cols // 32))
     return len(EXPERT_OPERANDS) * largest

@@ -92,23 +92,40 @@ def check_ordered(c: Ordering, spaces: Sequence[str] = ()) -> tuple[str, list[st
                 f"{c.name(index)}: {kind} of {tensor} not ordered after {c.name(other)}{where}"
             )
 
+    for kind, index, other, access, before in _pairs(c, found):
+        order = c.before_everywhere if before.every_rank else c.before
+        pairs += 1
+        # One packet's slices are not ordered among themselves: only a state, which is one
+        # operand, may be read and written by a packet, never an input and the result.
+        is_update = other == index and before.operand == access.operand
+        if not order[index] >> other & 1 and not is_update:
+            fault(kind, index, other, access, before.every_rank)
+    return f"{pairs} pairs of accesses to the same bytes", faults
+
+
+def _pairs(
+    c: Ordering, found: Sequence[Sequence[Access]]
+) -> Iterator[tuple[str, int, int, Access, Access]]:
+    """Yield (kind, row, row that has to be over before, access, access that crosses ranks or not).
+
+    The last access is the one that says in whose memory the earlier row's bytes are meant.
+    """
     for index, access, segment in _touched(c, found):
         verb = "write" if access.is_write else "read"
         if segment.writer is not None and segment.writer != index:
-            order = c.before_everywhere if access.every_rank else c.before
-            pairs += 1
-            if not order[index] >> segment.writer & 1:
-                fault(f"{verb} after write", index, segment.writer, access, access.every_rank)
+            yield f"{verb} after write", index, segment.writer, access, access
         if access.is_write:
             for reader, read in segment.readers:
-                order = c.before_everywhere if read.every_rank else c.before
-                pairs += 1
-                # One packet's slices are not ordered among themselves: only a state, which is one
-                # operand, may be read and written by a packet, never an input and the result.
-                unordered = not order[index] >> reader & 1
-                if unordered and (reader != index or read.operand != access.operand):
-                    fault("write after read", index, reader, access, read.every_rank)
-    return f"{pairs} pairs of accesses to the same bytes", faults
+                yield "write after read", index, reader, access, read
+
+
+def conflicts(c: Ordering) -> list[set[tuple[int, bool]]]:
+    """Return for each row the others that have to be over before it, and whether on every rank."""
+    need: list[set[tuple[int, bool]]] = [set() for _ in c.rows]
+    for _, index, other, _, before in _pairs(c, _accesses(c)[0]):
+        if other != index:
+            need[index].add((other, before.every_rank))
+    return need
 
 
 def data_edges(c: Ordering) -> list[tuple[int, int]]:

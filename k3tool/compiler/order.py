@@ -111,6 +111,21 @@ class Order:
         return f"packet {index} ({spec.name if spec else '?'})"
 
 
+def longest_paths(c: Order) -> tuple[int, int]:
+    """Return packets and hand-offs on the longest chain of waits."""
+    packets: list[int] = []
+    handoffs: list[int] = []
+    for index, op in enumerate(c.rows["op"].tolist()):
+        waits = c.phase.waits_of(index)["counter"].tolist()
+        before = {p for counter in waits for p in c.producers.get(counter, ()) if p < index}
+        spec = spec_of(op)
+        assert spec is not None, op
+        own = 1 + spec.inner_waits
+        packets.append(1 + max((packets[p] for p in before), default=0))
+        handoffs.append(own + max((handoffs[p] for p in before), default=0))
+    return max(packets, default=0), max(handoffs, default=0)
+
+
 def weight_spaces(params: Mapping[str, Any]) -> dict[str, int]:
     """Return the bytes of the ring of weights and a slot's matrices, none without a budget."""
     residency = params.get("residency")

@@ -14,10 +14,11 @@ from k3tool.compiler.experts import fetch_faults
 from k3tool.compiler.handles import weight_bytes
 from k3tool.compiler.memory import ALIGN_BYTES
 from k3tool.compiler.order import Ordering
-from k3tool.compiler.plan import Tensor
+from k3tool.compiler.plan import EXPERT_ROLES, Tensor, n_slices
 from k3tool.compiler.residency import load_faults
 from k3tool.errors import K3Error
 from k3tool.isa.columns import PACKET_DIGEST, PACKET_REARM, spec_of
+from k3tool.isa.queues import Crew, kinds_of
 from k3tool.isa.table import IO_PAGE_BYTES, PAGE_TOKENS, Op, Operand, OpSpec
 from k3tool.model.operators import input_operands, params_of, record_attrs, solve_sizes, units_of
 
@@ -57,10 +58,14 @@ def tensor_faults(tensors: Sequence[Tensor]) -> Iterator[str]:
     """Yield what is wrong with rows of the handle table: places, roles, dtypes, a shape's bytes."""
     for handle, tensor in enumerate(tensors):
         yield from _place_faults(handle, tensor)
+        yield from _label_faults(handle, tensor)
         allowed = _WEIGHT_DTYPES.get(tensor.role, ("f32", "u32"))
         if tensor.dtype not in allowed:
             need = " or ".join(allowed)
             yield f"tensor {handle} ({tensor.name}) is {tensor.dtype}, a {tensor.role} is {need}"
+            continue
+        if tensor.role in EXPERT_ROLES and len(tensor.local) != 3:
+            yield f"tensor {handle} ({tensor.name}) has {len(tensor.local)} axes, experts have 3"
             continue
         kind = "f32" if tensor.dtype == "u32" else tensor.dtype
         need_bytes = weight_bytes(kind, tensor.local)
@@ -89,6 +94,20 @@ def _place_faults(handle: int, tensor: Tensor) -> Iterator[str]:
         yield f"{at} belongs to phase {tensor.phase}, a {tensor.role} outlives phases"
 
 
+def _label_faults(handle: int, tensor: Tensor) -> Iterator[str]:
+    """A weight is named by its leaf, a buffer by its phase; only a weight is stored and split."""
+    at = f"tensor {handle} ({tensor.name})"
+    if tensor.is_weight:
+        if tensor.name != tensor.leaf:
+            yield f"{at} is the weight {tensor.leaf}"
+        return
+    if not tensor.name.startswith(tensor.phase) or tensor.name == tensor.phase:
+        yield f"{at}, need a name that begins with its phase, {tensor.phase or 'none'}"
+    for name in ("leaf", "source", "split"):
+        if getattr(tensor, name):
+            yield f"{at} has {name} {getattr(tensor, name)}, a {tensor.role} is not stored"
+
+
 def record_faults(c: Ordering, max_tokens: int, tp: int, rank_of_params: int) -> Iterator[str]:
     """Yield each row whose words are not what its tensors' sizes make them.
 
@@ -98,6 +117,25 @@ def record_faults(c: Ordering, max_tokens: int, tp: int, rank_of_params: int) ->
         for fault in _row_faults(row, c.tensors, max_tokens, tp, rank_of_params):
             yield f"{c.name(index)}: {fault}"
     yield from fetch_faults(c)
+
+
+def tile_units(row: Any) -> int:
+    """Return the units of a tile: the op's grain, of which neighbouring columns may be one."""
+    spec = spec_of(int(row["op"]))
+    assert spec is not None, row["op"]
+    joined = int(row["unit_cols"]) if spec.unit in ("column", "channel") else 1
+    return max(1, spec.grain // max(1, joined))
+
+
+def cut_faults(row: Any, crew: Crew) -> Iterator[str]:
+    """Yield how a packet is cut otherwise than into whole tiles, as many as it has workers."""
+    if int(row["grain"]) != tile_units(row):
+        yield f"tiles of {int(row['grain'])} units, the op's are of {tile_units(row)}"
+        return
+    workers = crew[int(kinds_of(row["op"]))]
+    need = n_slices(int(row["n_units"]), int(row["grain"]), workers)
+    if int(row["n_slices"]) != need:
+        yield f"{int(row['n_slices'])} slices, its tiles and {workers} workers give {need}"
 
 
 def handles_of(spec: OpSpec, slots: Sequence[int]) -> dict[str, int]:
@@ -119,7 +157,8 @@ def _row_faults(
     handles = handles_of(spec, row["handles"].tolist())
     if any(handle >= len(tensors) for handle in handles.values()):
         return  # the order check names it
-    if unknown := int(row["flags"]) & ~(PACKET_DIGEST | PACKET_REARM | spec.flag_mask):
+    known = 0 if spec.is_load else PACKET_DIGEST | PACKET_REARM | spec.flag_mask
+    if unknown := int(row["flags"]) & ~known:
         yield f"flags {unknown:#x}, which the op has not"
     if spec.is_load:
         yield from load_faults(row, spec, handles, tensors)
@@ -202,6 +241,12 @@ def _result_faults(
     if spec.output.role != "out":
         return
     results = [tensors[handles[operand.name]] for operand in results_of(spec)]
+    dtype = "u32" if spec.op is Op.ROUTER_TOPK else "f32"  # ids come first; weights are f32 bits
+    for tensor in results:
+        if len(tensor.local) != 2 or tensor.local[0] != max_tokens:
+            yield f"{tensor.name} is {list(tensor.local)}, need a row for each of {max_tokens}"
+        if tensor.dtype != dtype:
+            yield f"{tensor.name} is {tensor.dtype}, the op writes {dtype}"
     elements = sum(math.prod(tensor.local) for tensor in results)
     if elements != max_tokens * width:
         names = " and ".join(tensor.name for tensor in results)

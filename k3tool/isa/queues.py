@@ -76,9 +76,8 @@ def crew_of(params: Mapping[str, Any]) -> Crew:
     return Crew(int(params["workgroups"]), *map(int, io))
 
 
-def _kinds(packets: Columns) -> Columns:
-    """Return which kind of queue each packet goes to."""
-    ops = packets["op"]
+def kinds_of(ops: Columns) -> Columns:
+    """Return which kind of queue each op goes to, an index of `Crew`."""
     return np.where(ops == Op.LOAD, 1, np.where(ops == Op.EXPERT_FETCH, 2, 0))
 
 
@@ -89,7 +88,7 @@ def place(slices: Slices, packets: Columns, crew: Crew) -> Columns:
     than workgroups do not all land on the first ones.
     """
     placed: Columns = np.zeros(len(slices.packet), np.int64)
-    kinds = _kinds(packets)
+    kinds = kinds_of(packets["op"])
     for kind, size in enumerate(crew):
         n_slices = np.where(kinds == kind, packets["n_slices"].astype(np.int64), 0)
         start = np.cumsum(n_slices) - n_slices
@@ -105,7 +104,7 @@ def build(packets: Columns, waits: Columns, crew: Crew, n_ranks: int) -> Queues:
     Raises: ArtifactError when a packet has more slices than there are workgroups of its kind: a
     workgroup would then execute two slices of one packet.
     """
-    most = np.array(crew)[_kinds(packets)]
+    most = np.array(crew)[kinds_of(packets["op"])]
     if (packets["n_slices"] > most).any():
         bad = int(np.argmax(packets["n_slices"] > most))
         got, need = int(packets["n_slices"][bad]), f"at most {most[bad]} workgroups"

@@ -162,7 +162,7 @@ def check_isa(isa: Isa, where: str) -> None:
             stream.queues,
             n_tensors=len(isa.tensors),
             n_ranks=isa.tp,
-            n_workgroups=isa.n_workgroups,
+            crew=isa.crew,
             at=f"{where}: {name}",
         )
 

@@ -13,7 +13,7 @@ import numpy as np
 from k3tool.errors import ArtifactError
 from k3tool.isa import device, table
 from k3tool.isa.columns import GATE, Columns, spec_of
-from k3tool.isa.queues import Queues
+from k3tool.isa.queues import Crew, Queues, kinds_of
 
 
 def refuse(what: str, got: object, need: object) -> NoReturn:
@@ -27,7 +27,7 @@ def check_tables(
     *,
     n_tensors: int,
     n_ranks: int,
-    n_workgroups: int,
+    crew: Crew,
     at: str,
 ) -> None:
     """Check one phase: `instructions[rank]` is (P, 16) u4; `at` names it in messages.
@@ -41,11 +41,12 @@ def check_tables(
         if len(records) != n_instructions:
             refuse(f"{at}: rank {rank}: instructions", len(records), n_instructions)
         _check_records(records, n_tensors, f"{at}: rank {rank}")
-    if len(queues.queue_ofs) != n_workgroups + 1:
-        refuse(f"{at}: workgroups", len(queues.queue_ofs) - 1, n_workgroups)
+    if len(queues.queue_ofs) != sum(crew) + 1:
+        refuse(f"{at}: workgroups", len(queues.queue_ofs) - 1, sum(crew))
     n_units = instructions[0][:, table.WORD_UNITS].astype(np.int64)
     _check_queues(queues, at)
     _check_entries(queues, n_units, at)
+    _check_kinds(queues, instructions[0][:, 0] & 0xFFFF, crew, at)
     _check_queue_order(queues, at)
     _check_wait_order(queues, at)
     _check_partition(queues, n_units, at)
@@ -118,6 +119,19 @@ def _check_entries(queues: Queues, n_units: Columns, at: str) -> None:
         if not good.all():
             bad = int(np.argmin(good))
             refuse(f"{at}: entry {bad}: {name}", entries[bad].tolist(), need)
+
+
+def _check_kinds(queues: Queues, ops: Columns, crew: Crew, at: str) -> None:
+    """Each queue holds entries of its kind: only I/O workers read, and they do nothing else."""
+    inst = queues.entries["inst"]
+    need = kinds_of(ops[inst])
+    ofs = queues.queue_ofs.astype(np.int64)
+    got = np.repeat(np.repeat(np.arange(len(crew)), crew), ofs[1:] - ofs[:-1])
+    if (got != need).any():
+        bad = int(np.argmax(got != need))
+        names = [name.upper() for name in Crew._fields]
+        what = f"{at}: instruction {inst[bad]}: entry {bad}: queue"
+        refuse(what, f"one of {names[got[bad]]}", f"one of {names[need[bad]]}")
 
 
 def _check_queue_order(queues: Queues, at: str) -> None:

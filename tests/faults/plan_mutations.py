@@ -481,3 +481,175 @@ RESULTS: list[tuple[str, Callable[[Any], Broken]]] = [
 ]
 for _label, _make in RESULTS:
     PLAN.append(Mutation(_label, "A meaning decode", _make))
+
+
+# -- tokens, positions, numerics, keys: what no packet shows by itself -----------------------------
+
+
+def altered(what: Any, *path: str, value: Any) -> Broken:
+    """Set a parameter, or one inside a parameter."""
+    name, *inner = path
+    held = dict(what.params[name], **{inner[0]: value}) if inner else value
+    return Broken(with_params(what, **{name: held}), None)
+
+
+def without_site(what: Any) -> Broken:
+    eps = {name: value for name, value in what.params["eps"].items() if name != "norm"}
+    return Broken(with_params(what, eps=eps), None)
+
+
+PARAMS: list[tuple[str, Callable[[Any], Broken]]] = [
+    ("a chunk of a token more", lambda w: altered(w, "chunk", value=w.params["chunk"] + 1)),
+    ("a chunk of a token less", lambda w: altered(w, "chunk", value=w.params["chunk"] - 1)),
+    ("a chunk that is the batch", lambda w: altered(w, "chunk", value=w.params["batch"])),
+    ("a sequence more", lambda w: altered(w, "batch", value=w.params["batch"] + 1)),
+    ("a position less", lambda w: altered(w, "ctx", value=w.params["ctx"] - 1)),
+    ("a key of no build", lambda w: altered(w, "speculate", value=True)),
+    ("a key of no build's numerics", lambda w: altered(w, "numerics", "ftz", value=False)),
+    ("a numerics version of 1.0", lambda w: altered(w, "numerics", "version", value=1.0)),
+    ("a numerics version of true", lambda w: altered(w, "numerics", "version", value=True)),
+    ("no eps of a site", without_site),
+]
+for _label, _make in PARAMS:
+    PLAN.append(Mutation(_label, "A params", _make))
+
+
+# -- the end of a step, waits too many, tiles ------------------------------------------------------
+
+
+def moved_rearm(plan: Plan, to: int) -> Plan:
+    packets = packets_of(plan).copy()
+    packets["flags"] &= np.uint16(0xFFFF ^ PACKET_REARM)
+    packets["flags"][to] |= np.uint16(PACKET_REARM)
+    return with_packets(plan, packets)
+
+
+@on_plan("the other bank is cleared at the step's first gate", "D thresholds decode")
+def _(plan: Plan) -> Broken:
+    at = first(packets_of(plan), lambda row, _: row["counter"] & GATE)
+    return Broken(moved_rearm(plan, at), at)
+
+
+@on_plan("the other bank is cleared at the last gate but one", "D thresholds decode")
+def _(plan: Plan) -> Broken:
+    at = int(np.flatnonzero(packets_of(plan)["counter"] & GATE)[-2])
+    return Broken(moved_rearm(plan, at), at)
+
+
+@on_plan("more gates than a list can hold", "D thresholds decode")
+def _(plan: Plan) -> Broken:
+    return Broken(with_size(plan, "n_gates", 1 << 40), None)
+
+
+def with_wait(plan: Plan, index: int, counter: int, threshold: int) -> Plan:
+    """Give a packet one wait more; its list moves to the end."""
+    phase = plan.phases["decode"]
+    own = phase.waits_of(index)
+    more = np.append(own, np.array([(counter, threshold)], own.dtype))
+    packets = phase.packets.copy()
+    packets["wait_ofs"][index], packets["n_waits"][index] = len(phase.waits), len(more)
+    return with_packets(plan, packets, np.append(phase.waits, more))
+
+
+@on_plan("a wait that the others imply", "D ordered decode")
+def _(plan: Plan) -> Broken:
+    packets = packets_of(plan)
+    at = first(packets, waiting, 9)
+    source = int(packets["wait_ofs"][first(packets, waiting, 2)])
+    counter, threshold = plan.phases["decode"].waits[source].tolist()
+    return Broken(with_wait(plan, at, counter, threshold), at)
+
+
+@on_plan("the same wait twice", "D ordered decode")
+def _(plan: Plan) -> Broken:
+    at = first(packets_of(plan), waiting, 6)
+    own = plan.phases["decode"].waits_of(at)[0].tolist()
+    return Broken(with_wait(plan, at, *own), at)
+
+
+@on_plan("a later wait in place of the one needed", "D ordered decode")
+def _(plan: Plan) -> Broken:
+    """It implies the one needed, so nothing races: the chain is longer than it has to be."""
+    phase = plan.phases["decode"]
+    for at in range(len(phase.packets)):
+        own = phase.waits_of(at)
+        if len(own) != 1 or own["counter"][0] & GATE:
+            continue
+        needed = int(own["counter"][0])
+        later = [
+            i for i in range(needed + 1, at)
+            if not phase.packets["counter"][i] & GATE
+            and needed in phase.waits_of(i)["counter"].tolist()
+        ]  # fmt: skip
+        if later:
+            waits = phase.waits.copy()
+            threshold = int(phase.packets["threshold"][later[0]])
+            waits[int(phase.packets["wait_ofs"][at])] = (later[0], threshold)
+            return Broken(with_packets(plan, phase.packets, waits), at)
+    raise AssertionError("no packet beside another")
+
+
+@on_plan("tiles of a row more", "B slices decode")
+def _(plan: Plan) -> Broken:
+    at = first(packets_of(plan), lambda row, s: row["grain"] > 1 and row["n_slices"] == 1)
+    return Broken(set_packet(plan, at, grain=int(packets_of(plan)["grain"][at]) + 1), at)
+
+
+@on_plan("a slice less than there are workers", "B slices decode")
+def _(plan: Plan) -> Broken:
+    packets, waits = packets_of(plan).copy(), plan.phases["decode"].waits.copy()
+    at = first(packets, lambda row, _: row["n_slices"] > 2 and not row["counter"] & GATE)
+    packets["n_slices"][at] -= 1
+    packets["threshold"][at] -= 1
+    waits["threshold"][waits["counter"] == at] -= np.uint32(1)
+    return Broken(with_packets(plan, packets, waits), at)
+
+
+@on_plan("a chain of a packet less is stated", "D ordered decode")
+def _(plan: Plan) -> Broken:
+    return Broken(with_size(plan, "packet_path", -1), None)
+
+
+@on_plan("a chain of a hand-off more is stated", "D ordered decode")
+def _(plan: Plan) -> Broken:
+    return Broken(with_size(plan, "critical_path", 1), None)
+
+
+# -- columns of buffers that only readers of listings take -----------------------------------------
+
+
+def buffer(what: Any, **change: Any) -> Broken:
+    low = next(t for t in what.tensors if t.role == "arena" and t.phase == "decode")
+    return Broken(set_tensor(what, low.name, **change), None)
+
+
+def renamed(what: Any, role: str, name: str) -> Broken:
+    own = next(t for t in what.tensors if t.role == role)
+    rows = [t._replace(name=name) if t is own else t for t in what.tensors]
+    return Broken(replace(what, tensors=tuple(rows)), None)
+
+
+LABELS: list[tuple[str, Callable[[Any], Broken]]] = [
+    ("a buffer with a leaf", lambda w: buffer(w, leaf="embed_tokens.weight")),
+    ("a buffer with a stored name", lambda w: buffer(w, source="model.norm.weight")),
+    ("a buffer with a split", lambda w: buffer(w, split="rows")),
+    ("a buffer named after no phase", lambda w: renamed(w, "arena", "x")),
+    ("a weight by another name than its leaf's", lambda w: renamed(w, "weight", "x")),
+]
+
+
+def flat(what: Any) -> Broken:
+    rows = [t for t in what.tensors if t.role == "arena" and t.phase == "decode"]
+    low = next(t for t in rows if len(t.local) == 2)
+    return Broken(set_tensor(what, low.name, local=(math.prod(low.local),)), None)
+
+
+def of_words(what: Any) -> Broken:
+    """Numbers said to be words."""
+    return buffer(what, dtype="u32")
+
+
+for _label, _make in LABELS:
+    PLAN.append(Mutation(_label, "C tensors", _make))
+PLAN.append(Mutation("a buffer without its axis of tokens", "B records decode", flat))
+PLAN.append(Mutation("a buffer of numbers said to hold words", "B records decode", of_words))

@@ -15,7 +15,7 @@ from k3tool.compiler.compile import compile_plan
 from k3tool.compiler.plan import Plan
 from k3tool.compiler.residency import Residency, streamable, with_residency
 from k3tool.compiler.ring import least_ring, ring_places
-from k3tool.isa.columns import Columns
+from k3tool.isa.columns import PACKET_DIGEST, PACKET_REARM, Columns
 from k3tool.isa.emit import emit
 from k3tool.isa.stream import Isa
 from k3tool.isa.table import SPECS, WORD_UNIT_COLS, WORD_WIDTH, Op
@@ -174,3 +174,65 @@ def with_word(isa: Isa, op: Op, word: int, change: Callable[[int], int]) -> Isa:
     return replace(
         isa, streams={**isa.streams, "decode": replace(stream, instructions=tuple(records))}
     )
+
+
+# -- whose queue an entry is in --------------------------------------------------------------------
+
+
+def in_another_queue(isa: Isa, entry: int, queue: int) -> Isa:
+    """Move an entry to its place by instruction in another queue."""
+    stream = isa.streams["decode"]
+    queues = stream.queues
+    row, ofs = queues.entries[entry], queues.queue_ofs.copy()
+    left = np.delete(queues.entries, entry)
+    ofs[ofs > entry] -= 1
+    low, high = int(ofs[queue]), int(ofs[queue + 1])
+    place = low + int(np.searchsorted(left["inst"][low:high], row["inst"]))
+    ofs[queue + 1 :] += 1
+    queues = replace(queues, entries=np.insert(left, place, row), queue_ofs=ofs)
+    return replace(isa, streams={**isa.streams, "decode": replace(stream, queues=queues)})
+
+
+KINDS = {0: Op.EMBED_BF16, 1: Op.LOAD, 2: Op.EXPERT_FETCH}
+
+
+@pytest.mark.parametrize(("kind", "to"), [(a, b) for a in KINDS for b in KINDS if a != b])
+def test_an_entry_in_a_queue_of_another_kind(isa: Isa, kind: int, to: int) -> None:
+    """A read would block a worker that computes; an I/O worker has no scratch to compute in."""
+    stream = isa.streams["decode"]
+    ops = stream.instructions[0][:, 0] & 0xFFFF
+    entry = int(np.flatnonzero(ops[stream.queues.entries["inst"]] == KINDS[kind])[-1])
+    at = int(stream.queues.entries["inst"][entry])
+    broken = in_another_queue(isa, entry, isa.crew.first(to))
+    assert f"instruction {at}: entry" in failures(check_program(broken, "here"))["F tables"]
+
+
+def test_an_entry_in_another_queue_of_its_kind_is_no_fault(isa: Isa) -> None:
+    """The control: any worker of a kind may have a slice, if its queue stays in order."""
+    stream = isa.streams["decode"]
+    ops = stream.instructions[0][:, 0] & 0xFFFF
+    loads = np.flatnonzero(ops[stream.queues.entries["inst"]] == Op.LOAD)
+    low, high = stream.queues.queue_ofs[isa.crew.first(1) :][:2].tolist()
+    other = stream.queues.entries["inst"][high : int(stream.queues.queue_ofs[-1])]
+    mine = [e for e in loads if low <= e < high and stream.queues.entries["inst"][e] not in other]
+    broken = in_another_queue(isa, int(mine[0]), isa.crew.first(1) + 1)
+    assert is_proved(check_program(broken, "here"))
+
+
+@pytest.mark.parametrize("bit", [PACKET_DIGEST, PACKET_REARM])
+@pytest.mark.parametrize("op", [Op.LOAD, Op.EXPERT_FETCH])
+def test_what_moves_weights_has_no_result_and_ends_no_step(plan: Plan, op: Op, bit: int) -> None:
+    packets = plan.phases["decode"].packets.copy()
+    at = int(np.flatnonzero(packets["op"] == op)[0])
+    packets["flags"][at] |= bit
+    decode = replace(plan.phases["decode"], packets=packets)
+    found = failures(check_plan(replace(plan, phases={**plan.phases, "decode": decode})))
+    assert f"packet {at} " in found["B records decode"]
+
+
+@pytest.mark.parametrize("role", ["slots", "experts"])
+def test_a_tensor_that_is_none_of_experts(plan: Plan, role: str) -> None:
+    """A role that the tensor's shape is not of: refused in words, whatever reads it."""
+    tensor = next(t for t in plan.tensors if t.role == "ring" and len(t.local) == 1)
+    rows = [t._replace(role=role, dtype="mxfp4") if t is tensor else t for t in plan.tensors]
+    assert "axes" in failures(check_plan(replace(plan, tensors=tuple(rows))))["C tensors"]
