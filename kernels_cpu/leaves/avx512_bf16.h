@@ -1,8 +1,8 @@
 /* What AVX512_BF16 adds: dot products of bf16 pairs, for weights as they lie and for MXFP4.
  *
  * vdpbf16ps adds the odd product, then the even one, each with one rounding: rule 3's order (dpbf16_test.h asks the
- * CPU). MXFP4 weights come out as pairs in a lane order of their own, 128-bit part q, element d holding pair 4d + q:
- * then one multishift of 16 broadcast bytes makes all 32 table indices. x is packed into the same order. */
+ * CPU). MXFP4 weights come out as pairs in a lane order of their own: element d of accumulator k is pair 4d + k of its
+ * chunk, so a quad's lanes lie in four accumulators and its sum needs no shuffle. x is packed into the same order. */
 #ifndef K3_LEAVES_AVX512_BF16_H
 #define K3_LEAVES_AVX512_BF16_H
 
@@ -19,59 +19,74 @@ K3V_INLINE __m512i k3v_pack_bf16(const float *p) {
 
 /* ---- MXFP4 ----------------------------------------------------------------------------------------- */
 
-/* Row s: dword c holds code c's bf16 twice, because an index has a bit of the next nibble at its low end. */
-#define K3V_MX_PAIR(c, s) (K3V_MX_CODE(c, s) >> 16) * 0x10001u
-#define K3V_MX_PAIR_ROW(s)                                                                                    \
-    {K3V_MX_PAIR(0, s),  K3V_MX_PAIR(1, s),  K3V_MX_PAIR(2, s),  K3V_MX_PAIR(3, s),  K3V_MX_PAIR(4, s),       \
-     K3V_MX_PAIR(5, s),  K3V_MX_PAIR(6, s),  K3V_MX_PAIR(7, s),  K3V_MX_PAIR(8, s),  K3V_MX_PAIR(9, s),       \
-     K3V_MX_PAIR(10, s), K3V_MX_PAIR(11, s), K3V_MX_PAIR(12, s), K3V_MX_PAIR(13, s), K3V_MX_PAIR(14, s),      \
-     K3V_MX_PAIR(15, s)}
-static const uint32_t k3v_mx_pair_rows[256][16] __attribute__((aligned(64))) = {K3_MX_256(K3V_MX_PAIR_ROW)};
+/* Row s: the 16 codes as bf16. */
+#define K3V_MX_HALF(c, s) (uint16_t)(K3V_MX_CODE(c, s) >> 16)
+#define K3V_MX_HALF_ROW(s)                                                                                    \
+    {K3V_MX_HALF(0, s),  K3V_MX_HALF(1, s),  K3V_MX_HALF(2, s),  K3V_MX_HALF(3, s),  K3V_MX_HALF(4, s),       \
+     K3V_MX_HALF(5, s),  K3V_MX_HALF(6, s),  K3V_MX_HALF(7, s),  K3V_MX_HALF(8, s),  K3V_MX_HALF(9, s),       \
+     K3V_MX_HALF(10, s), K3V_MX_HALF(11, s), K3V_MX_HALF(12, s), K3V_MX_HALF(13, s), K3V_MX_HALF(14, s),      \
+     K3V_MX_HALF(15, s)}
+static const uint16_t k3v_mx_half_rows[256][16] __attribute__((aligned(64))) = {K3_MX_256(K3V_MX_HALF_ROW)};
 
-/* Bit positions for byte 4d + q of each part: its low nibble less one bit, then its high nibble less one bit. */
-#define K3V_MX_SHIFT(q)                                                                                 \
-    ((uint64_t)((8 * (q) + 63) & 63) | (uint64_t)((8 * (q) + 3) & 63) << 16 |                           \
-     (uint64_t)((8 * (q) + 31) & 63) << 32 | (uint64_t)((8 * (q) + 35) & 63) << 48)
-
-/* 16 packed bytes under scale byte s -> 32 bf16, a dword a pair. */
-K3V_INLINE __m512i k3v_mx_pairs(const uint8_t *p, uint32_t s) {
-    const __m512i shift =
-        _mm512_setr_epi64((long long)K3V_MX_SHIFT(0), (long long)K3V_MX_SHIFT(0), (long long)K3V_MX_SHIFT(1),
-                          (long long)K3V_MX_SHIFT(1), (long long)K3V_MX_SHIFT(2), (long long)K3V_MX_SHIFT(2),
-                          (long long)K3V_MX_SHIFT(3), (long long)K3V_MX_SHIFT(3));
-    const __m512i bytes = _mm512_broadcast_i32x4(_mm_loadu_si128((const __m128i *)(const void *)p));
-    const __m512i table = _mm512_load_si512((const void *)k3v_mx_pair_rows[s]);
-    return _mm512_permutexvar_epi16(_mm512_multishift_epi64_epi8(shift, bytes), table);
+/* The table of two groups: 32 bf16. */
+K3V_INLINE __m512i k3v_mx_table(const uint8_t *s) {
+    const __m256i *low = (const __m256i *)(const void *)k3v_mx_half_rows[s[0]];
+    const __m256i *high = (const __m256i *)(const void *)k3v_mx_half_rows[s[1]];
+    return _mm512_inserti64x4(_mm512_castsi256_si512(_mm256_load_si256(low)), _mm256_load_si256(high), 1);
 }
 
-/* A chunk of x in that order, 32 bf16 a group. */
+/* Where the nibbles of bytes k and 4 + k of a qword begin; what falls into an index's high byte does not matter. */
+#define K3V_MX_SHIFT(k)                                                                                       \
+    ((uint64_t)(8 * (k)) | (uint64_t)(8 * (k) + 4) << 16 | (uint64_t)(8 * (k) + 32) << 32 |                   \
+     (uint64_t)((8 * (k) + 36) & 63) << 48)
+
+/* Pairs 4d + k of 64 packed bytes, the four groups of a chunk, a dword a pair. A 128-bit part holds its own group's nibbles,
+ * so one multishift serves four groups at once, where 16 bytes would have to be broadcast for each; its bits above
+ * a nibble are its neighbour's and give way to the group's number, which chooses among both tables' halves. */
+K3V_INLINE __m512i k3v_mx_pairs(int k, __m512i line, __m512i tables01, __m512i tables23) {
+    const __m512i group = _mm512_setr_epi32(0, 0, 0, 0, 0x100010, 0x100010, 0x100010, 0x100010, 0x200020, 0x200020, 0x200020,
+                                            0x200020, 0x300030, 0x300030, 0x300030, 0x300030);
+    const __m512i at = _mm512_multishift_epi64_epi8(_mm512_set1_epi64((long long)K3V_MX_SHIFT(k)), line);
+    const __m512i index = _mm512_ternarylogic_epi64(at, _mm512_set1_epi16(15), group, 0xea); /* (a & b) | c */
+    return _mm512_permutex2var_epi16(tables01, index, tables23);
+}
+
+/* A chunk of x in that order: 32 bf16 for each k. */
 K3V_INLINE void k3v_mx_pack_x(const float *p, uint16_t *out) {
-    const __m512i order = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
-    for (uint32_t i = 0; i < K3_CHUNK; i += K3_MX_GROUP)
-        _mm512_store_si512(out + i, _mm512_permutexvar_epi32(order, k3v_pack_bf16(p + i)));
+    /* pairs k, k + 4, ..., k + 28 of two vectors, those of the second behind */
+    const __m512i from = _mm512_setr_epi32(0, 4, 8, 12, 16, 20, 24, 28, 0, 4, 8, 12, 16, 20, 24, 28);
+    __m512i v[4];
+    for (int i = 0; i < 4; i++) v[i] = k3v_pack_bf16(p + 32 * i);
+    for (int k = 0; k < 4; k++) {
+        const __m512i at = _mm512_add_epi32(from, _mm512_set1_epi32(k));
+        const __m512i low = _mm512_permutex2var_epi32(v[0], at, v[1]), high = _mm512_permutex2var_epi32(v[2], at, v[3]);
+        _mm512_store_si512(out + 32 * k, _mm512_shuffle_i64x2(low, high, 0x44));
+    }
 }
 
-/* As k3v_mx_step_f32, on packed x. */
-K3V_INLINE void k3v_mx_step_bf16(int part, const uint8_t *const *w, const uint8_t *const *s, uint64_t g, const uint16_t *x,
-                                 k3v_f (*acc)[K3V_PER_ROW]) {
-    const __m512i xv = _mm512_load_si512(x + 32 * part);
-    const uint64_t group = g + (uint64_t)part;
+/* k3v_mx_chunk on packed x. */
+K3V_INLINE void k3v_mx_chunk_bf16(const uint8_t *const *w, const uint8_t *const *s, uint64_t g, const uint16_t *x,
+                                  k3v_f (*acc)[K3V_PER_ROW]) {
+    const __m512i xv[4] = {_mm512_load_si512(x), _mm512_load_si512(x + 32), _mm512_load_si512(x + 64), _mm512_load_si512(x + 96)};
     K3V_UNROLL
-    for (int r = 0; r < K3V_MX_ROWS; r++)
-        acc[r][part] = k3v_dp(acc[r][part], k3v_mx_pairs(w[r] + 16u * group, s[r][group]), xv);
+    for (int r = 0; r < K3V_MX_ROWS; r++) {
+        const __m512i line = _mm512_loadu_si512(w[r] + 16u * g);
+        const __m512i tables01 = k3v_mx_table(s[r] + g), tables23 = k3v_mx_table(s[r] + g + 2);
+        K3V_UNROLL
+        for (int k = 0; k < 4; k++) acc[r][k] = k3v_dp(acc[r][k], k3v_mx_pairs(k, line, tables01, tables23), xv[k]);
+    }
 }
 
 /* ---- rule 3's order from those lanes ---- */
 
-/* A quad's lanes lie in the four parts. Part order 0 2 1 3 of the accumulators comes out, element d of accumulator v
- * being quad 4v + d; so 8, then 4 lie across parts, 2 and 1 inside one. */
+/* The 16 quad sums of a row, in natural order: (lane 0 + lane 2) + (lane 1 + lane 3). */
 K3V_INLINE k3v_f k3v_mx_quads(const k3v_f *acc) {
-    return k3v_halve_pairs(k3v_halve_parts(acc[0], acc[1]), k3v_halve_parts(acc[2], acc[3]));
+    return _mm512_add_ps(_mm512_add_ps(acc[0], acc[2]), _mm512_add_ps(acc[1], acc[3]));
 }
 /* Four rows, one a part, element d what 8 and 4 have left of quads d, d + 4, ... */
 K3V_INLINE k3v_f k3v_mx_rows_bf16(k3v_f (*acc)[K3V_PER_ROW]) {
-    return k3v_halve_parts(k3v_halve_pairs(k3v_mx_quads(acc[0]), k3v_mx_quads(acc[1])),
-                           k3v_halve_pairs(k3v_mx_quads(acc[2]), k3v_mx_quads(acc[3])));
+    return k3v_halve_pairs(k3v_halve_parts(k3v_mx_quads(acc[0]), k3v_mx_quads(acc[2])),
+                           k3v_halve_parts(k3v_mx_quads(acc[1]), k3v_mx_quads(acc[3])));
 }
 K3V_INLINE __m128 k3v_mx_fold_bf16(k3v_f (*acc)[K3V_PER_ROW]) {
     const k3v_f rows = k3v_mx_rows_bf16(acc), t = k3v_quad2(rows, rows), u = k3v_quad1(t, t);

@@ -38,16 +38,18 @@ K3V_INLINE void k3v_split_chunk(int mode, const float *x, uint8_t *out) {
     k3v_mx_split_x(x, (float *)(void *)out);
 }
 
-K3V_INLINE void k3v_mx_step(int mode, int part, const uint8_t *const *w, const uint8_t *const *s, uint64_t g, const uint8_t *x,
-                            k3v_f (*acc)[K3V_PER_ROW]) {
+/* The chunk that begins at group g and has its split x at x, of K3V_MX_ROWS rows. */
+K3V_INLINE void k3v_mx_chunk(int mode, const uint8_t *const *w, const uint8_t *const *s, uint64_t g, const uint8_t *x,
+                             k3v_f (*acc)[K3V_PER_ROW]) {
 #ifdef K3_LEAVES_AVX512_BF16
     if (mode == K3V_X_BF16) {
-        k3v_mx_step_bf16(part, w, s, g, (const uint16_t *)(const void *)x, acc);
+        k3v_mx_chunk_bf16(w, s, g, (const uint16_t *)(const void *)x, acc);
         return;
     }
 #endif
     (void)mode;
-    k3v_mx_step_f32(part, w, s, g, (const float *)(const void *)x, acc);
+    K3V_UNROLL
+    for (int p = 0; p < K3V_MX_PARTS; p++) k3v_mx_step_f32(p, w, s, g, (const float *)(const void *)x, acc);
 }
 
 #if K3V_MX_ROWS == 4
@@ -90,9 +92,7 @@ K3V_INLINE void k3v_mx_tile(int mode, const uint8_t *const *w, const uint8_t *co
     for (; g + K3V_MX_CHUNK_GROUPS <= G; g += K3V_MX_CHUNK_GROUPS) {
         K3V_UNROLL
         for (int r = 0; r < K3V_MX_ROWS; r++) K3V_PREFETCH(w[r] + 16u * (uint64_t)g + next);
-        K3V_UNROLL
-        for (int p = 0; p < K3V_MX_PARTS; p++)
-            k3v_mx_step(mode, p, w, s, g, x + (uint64_t)g * K3_MX_GROUP * k3v_x_bytes(mode), acc);
+        k3v_mx_chunk(mode, w, s, g, x + (uint64_t)g * K3_MX_GROUP * k3v_x_bytes(mode), acc);
     }
     if (g < G) { /* groups that are absent have weights -0 beside x = +0, which changes nothing */
         uint8_t bytes[K3V_MX_ROWS][K3V_MX_CHUNK_BYTES], scales[K3V_MX_ROWS][K3V_MX_CHUNK_GROUPS];
@@ -105,9 +105,7 @@ K3V_INLINE void k3v_mx_tile(int mode, const uint8_t *const *w, const uint8_t *co
             wt[r] = bytes[r];
             st[r] = scales[r];
         }
-        K3V_UNROLL
-        for (int p = 0; p < K3V_MX_PARTS; p++)
-            k3v_mx_step(mode, p, wt, st, 0, x + (uint64_t)g * K3_MX_GROUP * k3v_x_bytes(mode), acc);
+        k3v_mx_chunk(mode, wt, st, 0, x + (uint64_t)g * K3_MX_GROUP * k3v_x_bytes(mode), acc);
     }
 }
 

@@ -35,9 +35,7 @@ K3V_INLINE void k3v_mx_chunks(int mode, const k3v_mx_at *at, const uint8_t *x, u
     for (uint32_t g = g0; g < g1; g += K3V_MX_CHUNK_GROUPS) {
         K3V_UNROLL
         for (int r = 0; r < 4; r++) K3V_PREFETCH(at->w[r] + 16u * (uint64_t)g + next);
-        K3V_UNROLL
-        for (int p = 0; p < K3V_MX_PARTS; p++)
-            k3v_mx_step(mode, p, at->w, at->s, g, x + (uint64_t)g * K3_MX_GROUP * k3v_x_bytes(mode), acc);
+        k3v_mx_chunk(mode, at->w, at->s, g, x + (uint64_t)g * K3_MX_GROUP * k3v_x_bytes(mode), acc);
     }
 }
 
