@@ -76,6 +76,17 @@ def test_run_does_not_fall_back_to_the_cpu(k3tool, tmp_path, target):
     assert done.out == ""
 
 
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [("--memory", "8GB"), ("--threads", 2), ("--leaves", "avx2"), ("--weights", "copied")],
+)
+def test_what_concerns_the_cpu_alone_is_refused(k3tool, tmp_path, option, value):
+    given = ("run", tmp_path, "--ids", "1", "--target", "cuda:sm_90a")
+    done = k3tool(*given, option, value)
+    assert done.code == 2
+    assert f"{option}: got also --target cuda:sm_90a, need one of the two" in done.err
+
+
 def test_run_refuses_an_unknown_target(k3tool, tmp_path):
     done = k3tool("run", tmp_path / "absent", "--ids", "1", "--target", "cuda:sm_70")
     assert done.code == 2
