@@ -20,6 +20,8 @@ typedef struct K3Bodies {
     const char *name;
     K3LeafTable leaf;
     uint32_t (*self_test)(void); /* how much of its arithmetic is wrong on this CPU; 0: nothing to ask */
+    /* `rounds` times vdpbf16ps in each of independent accumulators; returns the fused multiply-adds. 0: no leaf uses it. */
+    uint64_t (*pairs)(uint64_t rounds, float *sink);
     K3OpFn op[K3_N_PHASES][K3_N_OPCODES]; /* 0: no handler, a trap */
     /* Sum over words i of k3_mix(word ^ k3_mix(key + i)). */
     uint64_t (*digest)(const uint32_t *words, uint64_t n, uint64_t key);

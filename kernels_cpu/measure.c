@@ -2,11 +2,12 @@
  *
  *   read STREAMS AHEAD                  STREAMS 1 or 4, AHEAD 0 or 1 (software prefetch)
  *   fma                                 fused multiply-adds of the quickest set, in registers
+ *   pairs SET                           the same by products of bf16 pairs; "none" where the set's leaves use none
  *   gemv SET KIND MODE K BLOCKS         SET a leaf set or "double"; KIND bf16 or mxfp4; MODE f32 or bf16
  *   check SET KIND MODE K BLOCKS        the same on the first rows, against the scalar leaves
  *
  * The first line on stdout is "ready THREADS BYTES HUGE_BYTES SET" (memory, how much of it lies in huge pages, the
- * quickest set). Answers: "SECONDS BYTES", for fma "SECONDS FUSED", for check the number of values that differ, or "error WHY".
+ * quickest set). Answers: "SECONDS BYTES", for fma and pairs "SECONDS FUSED", for check the number of values that differ, or "error WHY".
  *
  * All commands walk the same memory, each thread its own contiguous part, so that only the work differs. Between
  * commands all threads sleep: another process may be measured meanwhile. Outputs go to a tile that stays in cache,
@@ -36,7 +37,7 @@
 typedef struct Job {
     const K3Bodies *set; /* 0: the peer's order */
     const K3MeasureLoops *loops;
-    int is_read, is_fma, ahead, is_mxfp4, is_rounded;
+    int is_read, is_fma, is_pairs, ahead, is_mxfp4, is_rounded;
     uint32_t n_streams, K, n_blocks;
 } Job;
 
@@ -98,9 +99,9 @@ static void run_part(Thread *t) {
     const Bench *b = t->bench;
     const uint64_t part = b->bytes / b->n_threads / 4096u * 4096u;
     t->bytes = part;
-    if (b->job.is_fma) {
+    if (b->job.is_fma || b->job.is_pairs) {
         float sum = 0.0f;
-        t->bytes = b->job.loops->fma(K3_MEASURE_ROUNDS, &sum);
+        t->bytes = (b->job.is_pairs ? b->job.set->pairs : b->job.loops->fma)(K3_MEASURE_ROUNDS, &sum);
         t->sink += k3_f32_to_bits(sum);
     } else if (b->job.is_read) t->sink += b->job.loops->read(b->data + t->index * part, part, b->job.n_streams, b->job.ahead);
     else t->bytes = run_rows(b, &b->job, t->index, &t->sink);
@@ -227,14 +228,23 @@ static uint32_t check(const Bench *b, const Job *job) {
     return wrong;
 }
 
+/* Reads the argument of pairs; returns 0 where it names no set. */
+static int parse_pairs(Job *job, const char *line) {
+    char set[32];
+    if (sscanf(line, "pairs %31s", set) != 1 || (job->set = k3_choose_bodies(set)) == NULL) return 0;
+    return job->is_pairs = 1;
+}
+
 static void answer(Bench *b, const char *line) {
     uint64_t bytes;
     Job *job = &b->job;
     *job = (Job){.is_read = 1, .loops = loops_of(k3_bodies_here(0)->name)};
     const int is_read = sscanf(line, "read %u %d", &job->n_streams, &job->ahead) == 2 && (job->n_streams == 1u || job->n_streams == 4u);
     job->is_fma = strcmp(line, "fma") == 0;
-    if (!is_read && !job->is_fma && !parse_product(job, line)) {
+    if (!is_read && !job->is_fma && !parse_pairs(job, line) && !parse_product(job, line)) {
         printf("error not a command: %s\n", line);
+    } else if (job->is_pairs && job->set->pairs == NULL) {
+        printf("none\n");
     } else if (strncmp(line, "check", 5) == 0) {
         printf("%u\n", check(b, job));
     } else {

@@ -8,6 +8,7 @@
 #include "k3_ops.h"
 
 #if defined(K3_LEAVES_AVX512_BF16)
+#include "leaves/dpbf16_peak.h"
 #include "leaves/dpbf16_test.h"
 #define K3_BODIES k3_bodies_avx512_bf16
 #define K3_BODIES_NAME "avx512_bf16"
@@ -45,6 +46,7 @@ const K3Bodies K3_BODIES = {
              .blocks_mxfp4 = {k3_rows_blocks_mxfp4, k3_rows_blocks_mxfp4_x16}},
 #ifdef K3_LEAVES_AVX512_BF16
     .self_test = k3_dpbf16_mismatches,
+    .pairs = k3_dpbf16_peak,
 #endif
     .op = {{K3_OPS_CPU_DECODE(K3_HANDLER)}, {K3_OPS_CPU_PREFILL(K3_HANDLER)}},
     .digest = digest,

@@ -25,13 +25,29 @@ Array = npt.NDArray[Any]
 NS = 1e-9
 
 
+class Peaks(NamedTuple):
+    """What all workers' multiply-adds reach together, in operations a second, two each."""
+
+    f32: float
+    pairs: float | None  # on pairs of bf16; None where the leaves multiply none
+
+    def seconds(self, operations: int, pairs: int) -> float:
+        """Return the least time for operations, `pairs` of them on pairs of bf16."""
+        return (operations - pairs) / self.f32 + pairs / (self.pairs or self.f32)
+
+
 class OpShare(NamedTuple):
-    """One op in one step: packets, bytes, and worker seconds (over all workers)."""
+    """One op in one step: packets, bytes, and worker seconds (over all workers).
+
+    `operations` are multiplications and additions, `pairs` those of them on pairs of bf16.
+    """
 
     op: str
     packets: int
     n_bytes: int
     seconds: float
+    operations: int = 0
+    pairs: int = 0
 
 
 class Anatomy(NamedTuple):
@@ -58,34 +74,66 @@ class Anatomy(NamedTuple):
         """Return an op's share of the step, 0 where it has none."""
         return sum(o.seconds for o in self.ops if o.op == op) / self.worker_seconds
 
-    def as_dict(self) -> dict[str, Any]:
-        """Return it as plain values."""
-        return {**self._asdict(), "ops": [op._asdict() for op in self.ops]}
-
-    def lines(self) -> list[str]:
-        """Return it as a table."""
-
-        def row(name: str, packets: str, n_bytes: int, seconds: float) -> tuple[str, ...]:
-            rate = n_bytes / seconds * self.n_workers / 1e9 if n_bytes and seconds else 0.0
-            share = seconds / self.worker_seconds
-            return (name, packets, f"{n_bytes / 1e6:.2f}" if n_bytes else "",
-                    f"{seconds * 1e3 / self.n_workers:.3f}", f"{share:.1%}",
-                    f"{rate:.1f}" if rate else "")  # fmt: skip
-
-        by_time = sorted(self.ops, key=lambda op: -op.seconds)
-        rows = [row(op.op, str(op.packets), op.n_bytes, op.seconds) for op in by_time]
-        rows += [row("hand-off", "", 0, self.handoff), row("idle", "", 0, self.idle)]
+    @property
+    def whole(self) -> OpShare:
+        """Return the step as one op."""
         packets = sum(op.packets for op in self.ops)
-        rows.append(row("whole", str(packets), self.n_bytes, self.worker_seconds))
+        operations, pairs = (
+            sum(op.operations for op in self.ops),
+            sum(op.pairs for op in self.ops),
+        )
+        return OpShare("whole", packets, self.n_bytes, self.worker_seconds, operations, pairs)
+
+    def of_peak(self, op: OpShare, peaks: Peaks) -> float:
+        """Return the share of the multiply-add peak that an op reached while it ran."""
+        least = peaks.seconds(op.operations, op.pairs) * self.n_workers
+        return least / op.seconds if op.seconds else 0.0
+
+    def as_dict(self, peaks: Peaks | None = None) -> dict[str, Any]:
+        """Return it as plain values; with peaks, each op and the whole with its `peak_share`."""
+        ops = [op._asdict() for op in self.ops]
+        if peaks is None:
+            return {**self._asdict(), "ops": ops}
+        for named, op in zip(ops, self.ops, strict=True):
+            named["peak_share"] = self.of_peak(op, peaks)
+        whole = self.whole
+        return {
+            **self._asdict(), "ops": ops, "operations": whole.operations, "pairs": whole.pairs,
+            "peak_share": self.of_peak(whole, peaks), "peaks": peaks._asdict(),
+        }  # fmt: skip
+
+    def lines(self, peaks: Peaks | None = None) -> list[str]:
+        """Return it as a table; with peaks, with operations and their share of the peak."""
+        by_time = sorted(self.ops, key=lambda op: -op.seconds)
+        gaps = [OpShare("hand-off", 0, 0, self.handoff), OpShare("idle", 0, 0, self.idle)]
         columns = [Column("op", "left"), Column("packets"), Column("MB"), Column("ms"),
                    Column("share"), Column("GB/s")]  # fmt: skip
+        if peaks is not None:
+            columns += [Column("GFLOP/s"), Column("of peak")]
+        rows = [self._row(op, peaks) for op in (*by_time, *gaps, self.whole)]
         return list(Table(columns, rows).text_lines())
 
+    def _row(self, op: OpShare, peaks: Peaks | None) -> tuple[str, ...]:
+        wall = op.seconds / self.n_workers
+        row = (
+            op.op, str(op.packets or ""), f"{op.n_bytes / 1e6:.2f}" if op.n_bytes else "",
+            f"{wall * 1e3:.3f}", f"{op.seconds / self.worker_seconds:.1%}",
+            f"{op.n_bytes / wall / 1e9:.1f}" if op.n_bytes and wall else "",
+        )  # fmt: skip
+        if peaks is None:
+            return row
+        if not op.operations or not wall:
+            return (*row, "", "")
+        return (*row, f"{op.operations / wall / 1e9:.1f}", f"{self.of_peak(op, peaks):.1%}")
 
-def packet_bytes(packets: Array, tensors: Sequence[Tensor], position: int) -> Array:
-    """Return the bytes that each packet of a one-token step moves, (P,) i8; a tensor counts once.
 
-    `position` is the token's: an attention reads the latents up to it.
+def packet_bytes(
+    packets: Array, tensors: Sequence[Tensor], position: int, n_tokens: int = 1
+) -> Array:
+    """Return the bytes that each packet of a step moves, (P,) i8; a tensor counts once.
+
+    `position` is the last token's: an attention reads the latents up to it. Of experts as many
+    count as `n_tokens` tokens can choose.
     """
     seen: set[int] = set()
     moved = np.zeros(len(packets), np.int64)
@@ -99,23 +147,25 @@ def packet_bytes(packets: Array, tensors: Sequence[Tensor], position: int) -> Ar
             if operand.role == "weight" and handle not in seen:
                 seen.add(handle)
                 tensor, top_k = tensors[handle], words.get("top_k", 0)
-                moved[index] += weight_traffic(spec.op, tensor, top_k, 1)
+                moved[index] += weight_traffic(spec.op, tensor, top_k, n_tokens)
             elif operand.role == "state":
                 in_place = spec.output.name == operand.name
-                moved[index] += _state_bytes(tensors[handle], in_place, position)
+                moved[index] += _state_bytes(tensors[handle], in_place, position, n_tokens)
     return moved
 
 
-def _state_bytes(tensor: Tensor, in_place: bool, position: int) -> int:
-    """Return the bytes of a state that a token moves; of a latent cache only what is filled."""
+def _state_bytes(tensor: Tensor, in_place: bool, position: int, n_tokens: int) -> int:
+    """Return the bytes of a state that a step moves; of a latent cache only what is filled."""
     pages, rows, *rest = tensor.local
     if rest and rows == PAGE_TOKENS and not in_place:
         return tensor.n_bytes * (position + 1) // (pages * rows)
-    return state_traffic(tensor, in_place, 1)
+    return state_traffic(tensor, in_place, n_tokens)
 
 
-def anatomy(trace: Trace, step: int, packets: Array, moved: Array, n_workers: int) -> Anatomy:
-    """Cut one step of a trace; `packets` and `moved` are the step's program and its bytes.
+def anatomy(
+    trace: Trace, step: int, packets: Array, moved: Array, n_workers: int, work: Array | None = None
+) -> Anatomy:
+    """Cut one step of a trace; `packets`, `moved`, `work`: its program, its bytes and operations.
 
     Raises: UnsoundError where slices overlap, and so could not add up.
     """
@@ -138,7 +188,9 @@ def anatomy(trace: Trace, step: int, packets: Array, moved: Array, n_workers: in
         idle += first - start + end - last
         handoff += int(gaps.sum())
     return Anatomy(
-        ops=_op_shares(slices, packets, moved),
+        ops=_op_shares(
+            slices, packets, moved, np.zeros((len(packets), 2), "i8") if work is None else work
+        ),
         handoff=handoff * NS,
         idle=idle * NS,
         wall=(end - start) * NS,
@@ -147,7 +199,7 @@ def anatomy(trace: Trace, step: int, packets: Array, moved: Array, n_workers: in
     )
 
 
-def _op_shares(slices: Array, packets: Array, moved: Array) -> tuple[OpShare, ...]:
+def _op_shares(slices: Array, packets: Array, moved: Array, work: Array) -> tuple[OpShare, ...]:
     took = np.zeros(len(packets))
     np.add.at(took, slices["inst"], (slices["end_ns"] - slices["start_ns"]).astype(float))
     shares = []
@@ -155,7 +207,8 @@ def _op_shares(slices: Array, packets: Array, moved: Array) -> tuple[OpShare, ..
         of_op = packets["op"] == op
         shares.append(
             OpShare(Op(int(op)).name, int(of_op.sum()), int(moved[of_op].sum()),
-                    float(took[of_op].sum()) * NS)
+                    float(took[of_op].sum()) * NS, int(work[of_op].sum()),
+                    int(work[of_op, 1].sum()))
         )  # fmt: skip
     return tuple(shares)
 

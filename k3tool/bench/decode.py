@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy.typing as npt
 
-from k3tool.bench.anatomy import NS, Anatomy, anatomy, middle, packet_bytes
+from k3tool.bench.anatomy import Anatomy, Peaks, anatomy, middle, packet_bytes
 from k3tool.bench.attention import (
     LEAST_ATTENTION,
     LONG_CONTEXT,
@@ -23,6 +23,7 @@ from k3tool.bench.attention import (
     attention_work,
 )
 from k3tool.bench.frame import BenchReport, Limit, Paired, interleave, machine_line, spread
+from k3tool.bench.operations import packet_operations
 from k3tool.bench.probe import Probe
 from k3tool.errors import UnsoundError, UsageError
 from k3tool.isa.device import unpack
@@ -67,11 +68,16 @@ class Options:
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """A program with its weights and request, to be run again and again."""
+    """A program with its weights and request, to be run again and again.
+
+    What it says of packets is of one phase's, in that phase's last step.
+    """
 
     launch: Launch
-    packets: Array  # of decode
-    moved: Array  # bytes that each of them moves for the last token
+    phase: str
+    packets: Array
+    moved: Array  # bytes that each of them moves
+    work: Array  # operations of each, as packet_operations has them
     attention: Work  # of the last token
 
 
@@ -94,19 +100,38 @@ def bench_decode(options: Options) -> BenchReport:
             return seen[-1].n_bytes / seen[-1].wall
 
         reading = interleave(probe.read, decode_rate, options.repeats, warm_up=1)
-        prefill = prepare(
-            options, probe.threads, n_prompt=PREFILL_CHUNKS * options.chunk, context=0
-        )
-        prefilling = interleave(
-            lambda: 1 / decode_once(decode).wall,
-            lambda: prefill_once(prefill, options.chunk),
-            min(PREFILL_REPEATS, options.repeats),
-        )
+        prefilling, chunks, bounds = _prefill_beside(options, probe, decode)
     report = _report(options, decode.launch, way, reading, prefilling, middle(seen[1:]))
-    return with_attention(report, options.context, decode.attention, seen[1:], reading, peaks[1:])
+    report = with_attention(report, options.context, decode.attention, seen[1:], reading, peaks[1:])
+    return with_prefill(report, options, chunks, bounds)
 
 
-def prepare(options: Options, n_threads: int, *, n_prompt: int, context: int) -> Prepared:
+def _prefill_beside(
+    options: Options, probe: Probe, decode: Prepared
+) -> tuple[Paired, list[Anatomy], list[Peaks]]:
+    """Measure tokens a second of decode and prefill in turn, each chunk with the peaks beside it.
+
+    The warm-up's chunk and peaks are not kept.
+    """
+    chunk, n_prompt = options.chunk, PREFILL_CHUNKS * options.chunk
+    prefill = prepare(options, probe.threads, n_prompt=n_prompt, context=0, phase="prefill")
+    chunks: list[Anatomy] = []
+    peaks: list[Peaks] = []
+
+    def prefill_rate() -> float:
+        peaks.append(Peaks(probe.fma(), probe.pairs(options.leaves)))
+        chunks.append(prefill_once(prefill))
+        return chunk / chunks[-1].wall
+
+    rates = interleave(
+        lambda: 1 / decode_once(decode).wall, prefill_rate, min(PREFILL_REPEATS, options.repeats)
+    )
+    return rates, chunks[1:], peaks[1:]
+
+
+def prepare(
+    options: Options, n_threads: int, *, n_prompt: int, context: int, phase: str = "decode"
+) -> Prepared:
     """Compile, or find in the cache, what a run of `n_prompt` and `tokens` tokens needs."""
     gen = options.tokens + WARM_UP + 1  # the first token is the prompt's
     positions = context + n_prompt + gen
@@ -135,9 +160,12 @@ def prepare(options: Options, n_threads: int, *, n_prompt: int, context: int) ->
         trace_events=gen * slices["decode"] + chunks * slices["prefill"], first_position=context,
         copies=copied,
     )  # fmt: skip
-    packets = unpack(isa.streams["decode"].instructions[0])
-    moved = packet_bytes(packets, isa.tensors, positions - 1)
-    return Prepared(launch, packets, moved, attention_work(packets, positions - 1))
+    packets = unpack(isa.streams[phase].instructions[0])
+    last = positions - 1 if phase == "decode" else context + n_prompt - 1
+    n_tokens = 1 if phase == "decode" else options.chunk
+    moved = packet_bytes(packets, isa.tensors, last, n_tokens)
+    work = packet_operations(packets, isa.tensors, last + 1 - n_tokens, n_tokens)
+    return Prepared(launch, phase, packets, moved, work, attention_work(packets, last))
 
 
 def _silent(text: str) -> None:
@@ -158,21 +186,22 @@ def run_traced(ready: Prepared) -> Trace:
 
 def decode_once(ready: Prepared) -> Anatomy:
     """Run and return the token of the median time."""
+    return middle(_steps(ready)[WARM_UP:])
+
+
+def prefill_once(ready: Prepared) -> Anatomy:
+    """Run and return the last chunk of the prompt."""
+    return _steps(ready)[-1]
+
+
+def _steps(ready: Prepared) -> list[Anatomy]:
+    """Run and return the steps of the phase that was prepared."""
     trace = run_traced(ready)
-    steps = trace.steps["step"][trace.steps["phase"] == ALL_PHASES.index("decode")]
-    return middle(
-        [
-            anatomy(trace, int(step), ready.packets, ready.moved, ready.launch.n_threads)
-            for step in steps[WARM_UP:]
-        ]
-    )
-
-
-def prefill_once(ready: Prepared, chunk: int) -> float:
-    """Run and return the tokens a second of the last chunk of the prompt."""
-    steps = run_traced(ready).steps
-    last = steps[steps["phase"] == ALL_PHASES.index("prefill")][-1]
-    return chunk / (float(last["end_ns"] - last["start_ns"]) * NS)
+    steps = trace.steps["step"][trace.steps["phase"] == ALL_PHASES.index(ready.phase)]
+    return [
+        anatomy(trace, int(step), ready.packets, ready.moved, ready.launch.n_threads, ready.work)
+        for step in steps
+    ]
 
 
 def _report(
@@ -250,3 +279,30 @@ def with_attention(
         "attention_of_token": part.median, "multiply_add_peak": gflops.median * 1e9,
     }  # fmt: skip
     return replace(report, definition=definition, rows=rows, limits=limits, facts=facts)
+
+
+def with_prefill(
+    report: BenchReport, options: Options, chunks: Sequence[Anatomy], peaks: Sequence[Peaks]
+) -> BenchReport:
+    """Return the report with the anatomy of the median chunk, against the median peaks."""
+    chunk, sides = middle(chunks), zip(chunks, peaks, strict=True)
+    shares = [step.of_peak(step.whole, peak) for step, peak in sides]
+    f32 = spread([peak.f32 for peak in peaks])
+    pairs = [peak.pairs for peak in peaks if peak.pairs is not None]
+    peak = Peaks(f32.median, spread(pairs).median if pairs else None)
+    rows = [*report.rows]
+    if pairs:
+        gflops = spread([rate / 1e9 for rate in pairs])
+        rows.append(("multiply-add peak of bf16 pairs", gflops, "GFLOP/s"))
+    rows.append(("prefill / peak", spread(shares), "share"))
+    registers = f"{peak.f32 / 1e9:.0f} GFLOP/s on binary32"
+    if peak.pairs is not None:
+        registers += f", {peak.pairs / 1e9:.0f} on bf16 pairs"
+    head = (
+        f"the chunk of the median time ({options.chunk} tokens; MB: weights once, of experts as "
+        "many as it can choose; GFLOP/s: products, delta rule and attention; of peak: of "
+        f"multiply-adds in registers in the same run, {registers}):"
+    )
+    facts = report.facts | {"prefill_anatomy": chunk.as_dict(peak)}
+    appendix = [*report.appendix, "", head, *chunk.lines(peak)]
+    return replace(report, rows=rows, facts=facts, appendix=appendix)

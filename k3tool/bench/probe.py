@@ -115,6 +115,12 @@ class Probe:
         """Return the rate of fused multiply-adds in registers, in operations a second, two each."""
         return 2 * self._rate("fma")
 
+    def pairs(self, leaves: str) -> float | None:
+        """Return the same by products of bf16 pairs; None where the leaf set's leaves use none."""
+        check_leaves(self.interpreter, leaves)
+        said = self._tell(f"pairs {leaves}")
+        return None if said == "none" else 2 * self._rate_of(said)
+
     def product(self, leaves: str, product: Product, mode: str) -> float:
         """Return the rate of one pass over the memory's rows, in bytes of weights.
 
@@ -138,7 +144,11 @@ class Probe:
         return self._rate(f"read {way[0]} {way[1]}")
 
     def _rate(self, command: str) -> float:
-        seconds, n_bytes = self._tell(command).split()
+        return self._rate_of(self._tell(command))
+
+    @staticmethod
+    def _rate_of(said: str) -> float:
+        seconds, n_bytes = said.split()
         return int(n_bytes) / float(seconds)
 
     def _tell(self, command: str) -> str:

@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 
 from k3tool.bench import decode
-from k3tool.bench.anatomy import anatomy, packet_bytes
-from k3tool.bench.decode import Options, decode_once, prepare
+from k3tool.bench.anatomy import Peaks, anatomy, packet_bytes
+from k3tool.bench.decode import Options, decode_once, prefill_once, prepare
+from k3tool.bench.operations import packet_operations
 from k3tool.bench.probe import Probe
 from k3tool.checkpoint.sample_presets import PRESETS, preset_config
 from k3tool.compiler.compile import compile_plan
@@ -91,6 +92,61 @@ def test_bytes_are_those_a_token_touches() -> None:
     assert weights + state - 4096 <= moved.sum() <= weights + state + padding
 
 
+@pytest.mark.parametrize(("mode", "on_pairs"), [("f32", False), ("bf16", True)])
+def test_operations_are_those_of_matrices_states_and_attention(mode: str, on_pairs: bool) -> None:
+    """Every matrix for every token, the head for one, chosen experts, each state and position."""
+    config = K3Config.from_dict(preset_config(PRESETS["tiny"]))
+    plan = compile_plan(
+        config, tp=1, target="cpu", workgroups=8, chunk=64, batch=1, ctx=512, numerics=mode
+    )
+    first, T = 100, 64
+    work = packet_operations(plan.phases["prefill"].packets, plan.tensors, first, T)
+    rows, keys = 0, 0
+    for spec in expected_tensors(config):
+        elements = int(np.prod(spec.shape))
+        if spec.name.endswith("weight_packed"):
+            rows += T * 2 * 2 * elements * config.num_experts_per_token // config.num_experts
+        elif spec.name.endswith("kv_b_proj.weight"):
+            nope, v = config.qk_nope_head_dim, config.v_head_dim
+            keys += T * 2 * elements * nope // (nope + v)
+            rows += T * 2 * elements * v // (nope + v)
+        elif spec.dtype == "BF16" and len(spec.shape) == 2 and spec.shape[0] > 1:
+            tokens = 0 if "embed_tokens" in spec.name else 1 if "lm_head" in spec.name else T
+            rows += tokens * 2 * elements
+    state = 5 * T * 6 * 8 * 16 * 16  # layers, tokens, two sums and an update, heads, D, D
+    reach = sum(range(first + 1, first + T + 1))
+    attention = 3 * reach * 2 * config.num_attention_heads * (2 * 32 + 8)
+    assert work.sum() == rows + keys + state + attention
+    unrounded = rows if not on_pairs else rows - int(work[:, 1].sum())
+    assert work[:, 0].sum() == unrounded + keys + state + attention
+    router = 7 * T * 2 * config.num_experts * config.hidden_size
+    head = 2 * config.vocab_size * config.hidden_size
+    assert (unrounded == router + head) == on_pairs, "neither is fed rounding's other side"
+
+
+def test_a_share_of_two_peaks() -> None:
+    """Pairs have a peak of their own, or cost what binary32 does."""
+    trace = made_trace((0, 0, 110, 130))
+    work = np.array([[300, 400], [0, 0]])
+    found = anatomy(trace, STEP, two_packets(), np.zeros(2, np.int64), 1, work)
+    (op,) = (op for op in found.ops if op.op == "GEMV_BF16")
+    assert (op.operations, op.pairs) == (700, 400)
+    assert found.of_peak(op, Peaks(30e9, 40e9)) == pytest.approx(1.0)
+    assert found.of_peak(op, Peaks(35e9, None)) == pytest.approx(1.0)
+    assert found.as_dict(Peaks(30e9, 40e9))["peak_share"] == pytest.approx(0.2)
+    assert "of peak" in "\n".join(found.lines(Peaks(30e9, 40e9)))
+
+
+@pytest.mark.parametrize("mode", ["f32", "bf16"])
+def test_a_real_chunk_adds_up(oracle: Callable[[str], Path], tmp_path: Path, mode: str) -> None:
+    options = Options(oracle("tiny_tp8"), mode, chunk=8, tokens=2, cache=tmp_path)
+    found = prefill_once(prepare(options, 2, n_prompt=16, context=0, phase="prefill"))
+    assert found.sum_of_parts == pytest.approx(found.worker_seconds, rel=1e-9)
+    assert found.n_bytes == found.whole.n_bytes > 0
+    assert found.whole.operations > 0
+    assert (found.whole.pairs > 0) == (mode == "bf16")
+
+
 @pytest.mark.parametrize("mode", ["f32", "bf16"])
 def test_a_real_token_adds_up(oracle: Callable[[str], Path], tmp_path: Path, mode: str) -> None:
     options = Options(oracle("tiny_tp8"), mode, context=100, tokens=3, cache=tmp_path)
@@ -117,6 +173,13 @@ def test_the_command_reports_the_share_and_its_reasons(
     parts = sum(op["seconds"] for op in token["ops"]) + token["handoff"] + token["idle"]
     assert parts == pytest.approx(token["wall"] * token["n_workers"])
     assert report["bytes_per_token"] == token["n_bytes"]
+    chunk = report["prefill_anatomy"]
+    parts = sum(op["seconds"] for op in chunk["ops"]) + chunk["handoff"] + chunk["idle"]
+    assert parts == pytest.approx(chunk["wall"] * chunk["n_workers"])
+    assert chunk["peaks"]["f32"] > 1e9
+    assert chunk["operations"] == sum(op["operations"] for op in chunk["ops"]) > 0
+    assert 0 < chunk["peak_share"] < 1
+    assert all(0 <= op["peak_share"] < 1 for op in chunk["ops"])
     assert k3tool("bench", "decode", checkpoint, "--context", "9999999").code == 2
 
 
