@@ -3,7 +3,8 @@
  * The structures here are written by Python (k3tool/runtime) and read by every interpreter, so their
  * layout is part of the ABI: little-endian, no padding beyond what is spelled out, sizes asserted.
  * An op body takes the decoded record and the context. It knows nothing of scheduling, never waits
- * and never signals: the interpreter waits, calls and publishes in one place.
+ * and never signals: the interpreter waits, calls and publishes in one place. A body that meets an
+ * expert whose bytes are still coming says which and returns; it is called again when they are there.
  */
 #ifndef K3_H
 #define K3_H
@@ -42,6 +43,19 @@ typedef struct K3Expert { /* one row of an expert table: the tensor of a "weight
   const uint8_t* scale;
 } K3Expert;
 
+/* What an expert's `packed` is from the moment a fetch has a slot for it until its bytes are whole. */
+#define K3_COMING ((uintptr_t)1)
+
+#ifdef K3_EXPERTS_COME
+/* Acquires: whoever stores the pointer has stored the bytes, and the expert's other pointers, before. */
+K3_FN uintptr_t k3_expert_state(const K3Expert* e) { return (uintptr_t)__atomic_load_n(&e->packed, __ATOMIC_ACQUIRE); }
+K3_FN int k3_is_coming(const K3Expert* e) { return k3_expert_state(e) == K3_COMING; }
+K3_FN int k3_may_touch(const K3Expert* e) { return k3_expert_state(e) > K3_COMING; }
+#else
+K3_FN int k3_is_coming(const K3Expert* e) { (void)e; return 0; }
+K3_FN int k3_may_touch(const K3Expert* e) { (void)e; return 1; }
+#endif
+
 /* What varies from step to step. Instructions read it; streams are never patched. */
 typedef struct K3Step {
   uint32_t n_tokens;  /* tokens in this step, at most the program's max_tokens */
@@ -76,6 +90,10 @@ typedef struct K3Ctx {
   int64_t peer_stride; /* bytes from one rank's peer segment to the next rank's */
   uint32_t fault;        /* K3Fault of the first trap in this workgroup, else 0 */
   uint32_t fault_detail; /* what the op knows: token, expert or row */
+#ifdef K3_EXPERTS_COME
+  const K3Expert* awaits; /* an expert that is still coming: the op has returned before its end */
+  uint32_t resume;        /* steps of its work that an op so interrupted has done */
+#endif
 } K3Ctx;
 
 K3_STATIC_ASSERT(sizeof(K3Inst) == 64, "a record is 64 bytes");

@@ -29,6 +29,7 @@
  * lanes. */
 #define K3_FOR(i, lo, hi) for (uint32_t i = (lo); i < (hi); i++)
 #define K3_LANE0 1
+#define K3_EXPERTS_COME 1 /* experts may be read while a step runs: moe_union.h */
 #define K3_ONE_LANE 1 /* what lanes share elsewhere, one does alone: where that changes the way to go */
 #define K3_SYNC(c) ((void)(c))
 

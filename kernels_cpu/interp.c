@@ -119,17 +119,33 @@ static int scratch_overrun(const K3Ctx *c) {
     return different != 0;
 }
 
-/* The two ops that move weights: their bodies say what, this does it. */
+/* The two ops that move weights: their bodies say what, this does it, or as much of it as comes before their signal. */
 static uint32_t bring(K3Worker *w, const K3Inst *inst, const K3Entry *e, uint32_t *detail) {
     const K3Team *team = w->team;
     K3Residency *r = team->memory->residency;
     uint32_t *progress = k3_progress_line(team->memory, team->image->header->rank, w->index);
     if (r == NULL) return K3_FAULT_OPCODE;
     if (inst->op == K3_OP_LOAD) return k3_load(r, inst, e, progress, detail);
-    return k3_fetch(r, inst, e, &team->step, (const uint32_t *)w->ctx.scratch, progress, detail);
+    return k3_fetch_begin(r, inst, e, &team->step, (const uint32_t *)w->ctx.scratch, detail);
 }
 
-/* Returns a fault code; 0 when the entry is done and published. */
+static uint32_t bring_rest(K3Worker *w, const K3Inst *inst, const K3Entry *e, uint32_t *detail) {
+    const K3Team *team = w->team;
+    uint32_t *progress = k3_progress_line(team->memory, team->image->header->rank, w->index);
+    return k3_fetch_read(team->memory->residency, inst, e, &team->step, progress, detail);
+}
+
+/* The expert of an instruction that is still coming: the one whose id the check of its route has met. */
+static const K3Expert *coming(const K3Team *team, const K3Inst *inst, uint32_t expert) {
+    for (uint32_t k = 0; k < K3_N_HANDLES; k++) {
+        const K3TensorRow *t = inst->handle[k] == 0xffff ? NULL : &team->image->tensors[inst->handle[k]];
+        if (t != NULL && t->place == K3_PLACE_SLOTS && k3_is_coming(&team->memory->experts[t->expert0 + expert]))
+            return &team->memory->experts[t->expert0 + expert];
+    }
+    return NULL; /* it has come meanwhile */
+}
+
+/* Returns a fault code; 0 when the entry is done and published; K3_PENDING with ctx.awaits and ctx.resume. */
 static uint32_t execute(K3Worker *w, const K3Program *p, const K3Entry *e, uint32_t *detail) {
     const K3Team *team = w->team;
     const K3Inst *inst = &p->insts[e->inst];
@@ -139,6 +155,7 @@ static uint32_t execute(K3Worker *w, const K3Program *p, const K3Entry *e, uint3
     const int own_route = route_slot != K3_NO_SLOT && (route_slot & K3_ROUTE_IN_SCRATCH) != 0;
     if (route_slot != K3_NO_SLOT && !own_route) {
         const uint32_t fault = k3_admit_route(team, inst, e, route_slot, detail);
+        if (fault == K3_PENDING) w->ctx.awaits = coming(team, inst, *detail);
         if (fault != K3_FAULT_NONE) return fault;
     }
     body(&w->ctx, inst, e->unit0, e->unit1);
@@ -146,6 +163,7 @@ static uint32_t execute(K3Worker *w, const K3Program *p, const K3Entry *e, uint3
         *detail = w->ctx.fault_detail;
         return w->ctx.fault;
     }
+    if (w->ctx.awaits != NULL) return K3_PENDING;
     if (scratch_overrun(&w->ctx)) return K3_FAULT_SCRATCH;
     if (inst->op == K3_OP_LOAD || inst->op == K3_OP_EXPERT_FETCH) {
         const uint32_t fault = bring(w, inst, e, detail);
@@ -158,7 +176,11 @@ static uint32_t execute(K3Worker *w, const K3Program *p, const K3Entry *e, uint3
     }
     if ((e->flags & K3_ENTRY_DIGEST) != 0) w->digest += k3_result_digest(team, inst, e);
     if ((e->flags & K3_ENTRY_REARM) != 0) rearm(team);
+#ifdef K3_CONTROL_WHOLE_FETCH /* only a test defines it: nobody sees an expert before all have come */
+    if (inst->op == K3_OP_EXPERT_FETCH && bring_rest(w, inst, e, detail) != K3_FAULT_NONE) return K3_FAULT_IO;
+#endif
     for (uint32_t i = 0; i < e->n_signals; i++) signal_counter(team, p->signals[e->signal_ofs + i]);
+    if (inst->op == K3_OP_EXPERT_FETCH) return bring_rest(w, inst, e, detail);
     return K3_FAULT_NONE;
 }
 
@@ -181,6 +203,12 @@ static void stall(void) {
 
 static uint32_t position(const K3Queue *queue) { return __atomic_load_n(&queue->position, __ATOMIC_RELAXED); }
 
+/* The expert that a queue's next entry has met and that is still coming, else NULL. */
+static const K3Expert *awaited(const K3Queue *queue) {
+    const K3Expert *expert = __atomic_load_n(&queue->awaits, __ATOMIC_RELAXED);
+    return expert != NULL && k3_is_coming(expert) ? expert : NULL;
+}
+
 /* Step one workgroup, which this worker has taken, until it blocks, its queue ends or `most` entries have run.
  * Returns how many ran. */
 static uint32_t step_workgroup(K3Worker *w, const K3Program *p, uint32_t workgroup, uint32_t most) {
@@ -194,18 +222,26 @@ static uint32_t step_workgroup(K3Worker *w, const K3Program *p, uint32_t workgro
             const K3Wait *wait = &p->waits[e->wait_ofs + *met];
             if (reached(team, wait->counter) < wait->threshold) return done;
         }
+        if (awaited(queue) != NULL) return done;
         uint32_t detail = 0;
 #ifdef K3_CONTROL_STALLS
         stall();
 #endif
         const uint64_t start = team->trace.line != NULL ? k3_now_ns() : 0;
+        w->ctx.resume = queue->resume;
+        w->ctx.awaits = NULL;
         const uint32_t fault = execute(w, p, e, &detail);
-        if (team->trace.line != NULL && w->index < team->n_threads) trace_event(w, e->inst, workgroup, start);
+        const int has_worked = fault != K3_PENDING || w->ctx.resume > queue->resume;
+        if (team->trace.line != NULL && w->index < team->n_threads && has_worked) trace_event(w, e->inst, workgroup, start);
+        queue->resume = w->ctx.resume;
+        __atomic_store_n(&queue->awaits, w->ctx.awaits, __ATOMIC_RELAXED);
+        if (fault == K3_PENDING) return done;
         if (fault != K3_FAULT_NONE) {
             trap(w, workgroup, e, fault, detail);
             return done;
         }
         *met = 0;
+        queue->resume = 0;
         __atomic_store_n(&queue->position, position(queue) + 1u, __ATOMIC_RELAXED);
         done++;
     }
@@ -236,6 +272,16 @@ static uint64_t total_progress(const K3Team *team) {
     return sum;
 }
 
+/* The id of an expert in its layer. */
+static uint32_t expert_of(const K3Team *team, const K3Expert *expert) {
+    const uint32_t row = (uint32_t)(expert - team->memory->experts);
+    for (uint32_t i = 0; i < team->image->n_tensors; i++) {
+        const K3TensorRow *t = &team->image->tensors[i];
+        if (t->place == K3_PLACE_SLOTS && row >= t->expert0 && row - t->expert0 < t->n_experts) return row - t->expert0;
+    }
+    return row;
+}
+
 /* The blocked entry that comes first in the program is where the trouble is; later ones wait for it. Each
  * counter is read once: a second read could show a state in which nothing is wrong. Returns 0 where nothing
  * is blocked now, which is progress. */
@@ -248,10 +294,16 @@ static int raise_deadline(K3Worker *w) {
         if (at >= p->queue[g + 1]) continue;
         const K3Entry *e = &p->entries[at];
         if (e->inst >= fault.inst) continue;
+        const K3Expert *expert = awaited(&team->queues[g]);
+        if (expert != NULL) {
+            fault = (K3FaultReport){K3_FAULT_ABSENT, team->phase, e->inst, p->insts[e->inst].op, g, w->index, 0, 0, 0, expert_of(team, expert)};
+            continue;
+        }
         for (uint32_t i = 0; i < e->n_waits; i++) {
             const K3Wait *wait = &p->waits[e->wait_ofs + i];
             const uint32_t got = reached(team, wait->counter);
             if (got >= wait->threshold) continue;
+            fault.code = K3_FAULT_DEADLINE;
             fault.inst = e->inst;
             fault.opcode = p->insts[e->inst].op;
             fault.workgroup = g;
@@ -383,7 +435,7 @@ uint32_t k3_team_step(K3Team *team, uint32_t phase, const K3Step *step, uint64_t
     const uint64_t start = k3_now_ns();
     team->step = *step;
     team->phase = phase;
-    for (uint32_t g = 0; g < n_workgroups; g++) team->queues[g] = (K3Queue){0, p->queue[g], 0};
+    for (uint32_t g = 0; g < n_workgroups; g++) team->queues[g] = (K3Queue){.position = p->queue[g]};
     for (uint32_t t = 0; t < team->n_workers; t++) {
         K3Ctx *c = &team->workers[t].ctx;
         team->workers[t].digest = 0;

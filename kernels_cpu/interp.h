@@ -12,6 +12,7 @@
 /* Faults of the interpreter's own, above those of k3.h. */
 #define K3_FAULT_SCALE 32u /* an expert's scale byte is 253 or more (numerics rule 4) */
 #define K3_FAULT_IO 33u     /* a weight could not be read: residency.h's io_fault has the range */
+#define K3_PENDING 0xffffu  /* no fault: the entry is to be run again when the expert it met has come */
 
 typedef struct __attribute__((aligned(K3_LINE))) K3Counter {
     uint32_t value;
@@ -24,6 +25,8 @@ typedef struct __attribute__((aligned(K3_LINE))) K3Queue {
     uint32_t taken;
     uint32_t position;   /* next entry */
     uint32_t waits_done; /* of that entry, already met */
+    uint32_t resume;     /* of that entry, called before: K3Ctx */
+    const K3Expert *awaits;
 } K3Queue;
 
 /* One thread. Its workgroups are index, index + n_threads, ...: the slices of a packet lie on neighbouring
@@ -74,8 +77,8 @@ uint64_t k3_now_ns(void);
 /* Digest of what one entry wrote: a sum over words, so that slices add up in any order and any cut. */
 uint64_t k3_result_digest(const K3Team *team, const K3Inst *inst, const K3Entry *e);
 
-/* Check the ids that the router wrote and, of the experts they name, the scales that an entry reads. Returns a fault code
- * or 0. */
+/* Check the ids that the router wrote and, of the experts they name, the scales that an entry reads. Returns a fault code,
+ * 0, or K3_PENDING with the expert that is still coming in *detail. */
 uint32_t k3_admit_experts(const K3Team *team, const K3Inst *inst, const K3Entry *e, const uint32_t *route, uint32_t top_k, uint32_t *detail);
 uint32_t k3_admit_route(const K3Team *team, const K3Inst *inst, const K3Entry *e, uint32_t route_slot, uint32_t *detail);
 

@@ -103,6 +103,7 @@ static Parts parts_of(const K3Inst *inst, const K3Entry *e) {
  * expert that is not in memory is not used at all. */
 static uint32_t admit_expert(const K3Memory *m, const K3TensorRow *t, uint32_t expert, const Parts *parts) {
     const uint32_t row = t->expert0 + expert;
+    if (k3_is_coming(&m->experts[row])) return K3_PENDING;
     if (m->experts[row].packed == NULL) return K3_FAULT_ABSENT;
     if ((__atomic_load_n(&m->admitted[row], __ATOMIC_RELAXED) & parts->bits) == parts->bits) return K3_FAULT_NONE;
     const uint8_t *scale = m->experts[row].scale;

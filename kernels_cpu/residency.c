@@ -1,8 +1,11 @@
 /* Where weights lie under a memory budget, and the reads that bring them there.
  *
- * An expert's pointers are 0 unless its bytes are whole in a slot: a slot that is being filled belongs to nobody, and one
- * that the present fetch wants is not taken from it. Which slots a fetch may take at all is the plan's business: it waits
- * for every reader of the fetch before (check D).
+ * An expert's pointers are 0 unless it has a slot: K3_COMING while that is being filled, then its bytes, whole. A slot that
+ * is being filled is nobody else's, and one that the present fetch wants is not taken from it. Which slots a fetch may take
+ * at all is the plan's business: it waits for every reader of the fetch before (check D), and a reader ends only when all
+ * its experts have come, so no read of that fetch is still under way.
+ *
+ * A fetch signals when all its experts have slots: readers then use each expert as it arrives.
  */
 #define _GNU_SOURCE
 #include "residency.h"
@@ -11,6 +14,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "huge.h"
@@ -211,10 +215,15 @@ static uint32_t read_expert(K3Residency *r, uint32_t slot, const K3TensorRow *co
     return K3_FAULT_NONE;
 }
 
+static void set_state(K3Expert *expert, uintptr_t state) {
+    expert->scale = NULL;
+    __atomic_store_n(&expert->packed, (const uint8_t *)state, __ATOMIC_RELEASE);
+}
+
 static void evict(K3Residency *r, uint32_t slot) {
     K3Slot *s = &r->slot[slot];
     for (uint32_t m = 0; m < K3_N_MATRICES; m++)
-        if (s->row[m] != K3_NO_INDEX) r->experts[s->row[m]] = (K3Expert){NULL, NULL};
+        if (s->row[m] != K3_NO_INDEX) set_state(&r->experts[s->row[m]], 0);
     if (s->key != K3_NO_INDEX) r->slot_of[s->key] = K3_NO_INDEX;
     s->key = K3_NO_INDEX;
 }
@@ -245,6 +254,11 @@ static void begin_fetch(K3Residency *r, const K3TensorRow *const *t, const K3Ste
     uint32_t n_events = 0;
     r->n_jobs = r->next_job = 0;
     r->fetch_fault = K3_FAULT_NONE;
+    if (__atomic_load_n(&r->n_coming, __ATOMIC_ACQUIRE) != 0) { /* a plan whose fetch has no readers to wait for */
+        r->fetch_fault = K3_FAULT_RANGE;
+        r->fetch_detail = r->n_coming;
+        return;
+    }
     memset(r->wanted, 0, t[0]->n_experts);
     for (uint32_t n = 0; n < step->n_tokens * top_k; n++) {
         const uint32_t expert = route[(uint64_t)(n / top_k) * 2 * top_k + n % top_k];
@@ -269,7 +283,10 @@ static void begin_fetch(K3Residency *r, const K3TensorRow *const *t, const K3Ste
                 return;
             }
             evict(r, slot);
-            for (uint32_t m = 0; m < K3_N_MATRICES; m++) r->slot[slot].row[m] = t[m]->expert0 + expert;
+            for (uint32_t m = 0; m < K3_N_MATRICES; m++) {
+                r->slot[slot].row[m] = t[m]->expert0 + expert;
+                set_state(&r->experts[r->slot[slot].row[m]], K3_COMING);
+            }
             r->job[r->n_jobs].expert = expert;
             r->job[r->n_jobs++].slot = slot;
         }
@@ -283,38 +300,77 @@ static void begin_fetch(K3Residency *r, const K3TensorRow *const *t, const K3Ste
         }
     }
     trace_experts(r, event, n_events);
+    __atomic_store_n(&r->n_coming, r->n_jobs, __ATOMIC_RELEASE);
 }
 
-uint32_t k3_fetch(K3Residency *r, const K3Inst *inst, const K3Entry *e, const K3Step *step, const uint32_t *route,
-                  uint32_t *progress, uint32_t *detail) {
+static uint64_t serial_of(const K3Entry *e, const K3Step *step) { return ((uint64_t)step->epoch << 32 | e->inst) + 1u; }
+
+static uint32_t matrices_of(const K3Residency *r, const K3Inst *inst, const K3TensorRow **t) {
     static const uint32_t OPERAND[K3_N_MATRICES] = {K3_EXPERT_FETCH_W1, K3_EXPERT_FETCH_W3, K3_EXPERT_FETCH_W2};
-    const uint64_t serial = ((uint64_t)step->epoch << 32 | e->inst) + 1u;
-    const K3TensorRow *t[K3_N_MATRICES];
     for (uint32_t m = 0; m < K3_N_MATRICES; m++) {
         t[m] = &r->image->tensors[inst->handle[OPERAND[m]]];
         if (t[m]->place != K3_PLACE_SLOTS || t[m]->n_experts != t[0]->n_experts) return K3_FAULT_RANGE;
     }
+    return K3_FAULT_NONE;
+}
+
+uint32_t k3_fetch_begin(K3Residency *r, const K3Inst *inst, const K3Entry *e, const K3Step *step, const uint32_t *route,
+                        uint32_t *detail) {
+    const K3TensorRow *t[K3_N_MATRICES];
+    if (matrices_of(r, inst, t) != K3_FAULT_NONE) return K3_FAULT_RANGE;
     pthread_mutex_lock(&r->lock);
-    if (r->fetch != serial) {
-        r->fetch = serial;
+    if (r->fetch != serial_of(e, step)) {
+        r->fetch = serial_of(e, step);
         begin_fetch(r, t, step, route, inst->param[K3_EXPERT_FETCH_TOP_K]);
     }
+    const uint32_t fault = r->fetch_fault;
+    *detail = r->fetch_detail;
     pthread_mutex_unlock(&r->lock);
-    if (r->fetch_fault != K3_FAULT_NONE) {
-        *detail = r->fetch_detail;
-        return r->fetch_fault;
+    return fault;
+}
+
+/* The next expert to read, in ascending order, which is the order of use; 0 when there is none, or when the next fetch has
+ * begun: its readers were this one's to wait for, so all of this one's experts have come. */
+static int take_job(K3Residency *r, uint64_t serial, uint32_t *expert, uint32_t *slot) {
+    pthread_mutex_lock(&r->lock);
+    const int is_mine = r->fetch == serial && r->next_job < r->n_jobs;
+    if (is_mine) {
+        *expert = r->job[r->next_job].expert;
+        *slot = r->job[r->next_job++].slot;
     }
-    for (uint32_t i; (i = __atomic_fetch_add(&r->next_job, 1u, __ATOMIC_RELAXED)) < r->n_jobs;) {
+    pthread_mutex_unlock(&r->lock);
+    return is_mine;
+}
+
+/* An expert is published by the pointer that its readers look at first: all else of it is stored before. */
+static void publish(K3Residency *r, uint32_t slot, uint32_t key, const K3Expert *made) {
+    r->slot[slot].key = key;
+    r->slot_of[key] = slot;
+    __atomic_fetch_sub(&r->n_coming, 1u, __ATOMIC_RELEASE);
+    for (uint32_t m = K3_N_MATRICES; m-- > 0;) {
+        K3Expert *expert = &r->experts[r->slot[slot].row[m]];
+        expert->scale = made[m].scale;
+        __atomic_store_n(&expert->packed, made[m].packed, __ATOMIC_RELEASE);
+    }
+}
+
+uint32_t k3_fetch_read(K3Residency *r, const K3Inst *inst, const K3Entry *e, const K3Step *step, uint32_t *progress, uint32_t *detail) {
+    const uint64_t serial = serial_of(e, step);
+    const K3TensorRow *t[K3_N_MATRICES];
+    uint32_t expert, slot;
+    if (matrices_of(r, inst, t) != K3_FAULT_NONE) return K3_FAULT_RANGE;
+    while (take_job(r, serial, &expert, &slot)) {
         K3Expert made[K3_N_MATRICES];
-        K3Slot *slot = &r->slot[r->job[i].slot];
 #ifdef K3_CONTROL_NO_FETCH /* only a test defines it: an expert that did not come must stop the run */
+        evict(r, slot);
         continue;
 #endif
-        const uint32_t fault = read_expert(r, r->job[i].slot, t, made, detail);
+#ifdef K3_CONTROL_LATE_MS /* only a test defines it: by so much the last expert of a fetch comes late */
+        if (slot == r->job[r->n_jobs - 1u].slot) nanosleep(&(struct timespec){(K3_CONTROL_LATE_MS) / 1000, (K3_CONTROL_LATE_MS) % 1000 * 1000000l}, NULL);
+#endif
+        const uint32_t fault = read_expert(r, slot, t, made, detail);
         if (fault != K3_FAULT_NONE) return fault;
-        for (uint32_t m = 0; m < K3_N_MATRICES; m++) r->experts[slot->row[m]] = made[m];
-        slot->key = t[0]->expert0 + r->job[i].expert;
-        r->slot_of[slot->key] = r->job[i].slot;
+        publish(r, slot, t[0]->expert0 + expert, made);
         __atomic_fetch_add(progress, 1u, __ATOMIC_RELAXED);
     }
     return K3_FAULT_NONE;

@@ -34,6 +34,7 @@ typedef struct K3Residency {
     struct { uint32_t expert, slot; } *job; /* what the fetch has to read */
     uint8_t *wanted;                        /* [experts of a layer] */
     uint32_t n_jobs, next_job, fetch_fault, fetch_detail;
+    uint32_t n_coming; /* experts of the fetch that have not come */
     int trace_fd, trace_error; /* -1: no trace; errno that ended it */
     uint64_t n_hits, n_misses, n_bytes;
     K3IoFault io_fault; /* the first */
@@ -50,10 +51,13 @@ void *k3_residency_tensor(const K3Residency *r, const K3TensorRow *t);
 /* Run a slice of a LOAD. Returns 0, or a fault code with the range in r->io_fault. */
 uint32_t k3_load(K3Residency *r, const K3Inst *inst, const K3Entry *e, uint32_t *progress, uint32_t *detail);
 
-/* Run a slice of an EXPERT_FETCH whose routes (top_k ids of every token, then as many weights) are known: make every
- * expert of them present. */
-uint32_t k3_fetch(K3Residency *r, const K3Inst *inst, const K3Entry *e, const K3Step *step, const uint32_t *route,
-                  uint32_t *progress, uint32_t *detail);
+/* A slice of an EXPERT_FETCH whose routes (top_k ids of every token, then as many weights) are known: give every expert of
+ * them a slot; those that are not there are K3_COMING from then on. May be signalled. */
+uint32_t k3_fetch_begin(K3Residency *r, const K3Inst *inst, const K3Entry *e, const K3Step *step, const uint32_t *route,
+                        uint32_t *detail);
+
+/* Then: bring this slice's share of them, each published when it is whole. */
+uint32_t k3_fetch_read(K3Residency *r, const K3Inst *inst, const K3Entry *e, const K3Step *step, uint32_t *progress, uint32_t *detail);
 
 /* Stop tracing experts once a write has failed. */
 void k3_residency_trace(K3Residency *r, int fd);

@@ -1,7 +1,8 @@
 /* Choose the experts that moe_glu_topk and moe_down_topk will choose from the same scores, so that they can be fetched.
  *
  * The body leaves the routes at the start of its scratch; reading is the interpreter's (kernels_cpu/residency.c). Every
- * slice chooses alike and then takes its share of what is missing. Layout: router_topk.h. Unit: I/O worker. Reads scores,
+ * slice chooses alike and then takes its share of what is missing. It is done, for its counter, when every chosen expert has
+ * a slot that nothing else can take; each expert's own pointer says when its bytes are whole (moe_union.h). Layout: router_topk.h. Unit: I/O worker. Reads scores,
  * bias; makes w1, w3, w2 of the chosen valid. Scratch: routes, then 3 n_experts + top_k. Fault: NONFINITE, detail =
  * token. */
 #ifndef K3_OP_EXPERT_FETCH_H

@@ -22,7 +22,7 @@ typedef struct K3Glu {
 /* Behind w3's rows up to r of expert e come w1's next ones, or the next expert's. */
 K3_FN void k3_glu_soon(K3Ctx *c, const K3Glu *m, const K3Union *u, uint32_t e, uint32_t r, uint32_t u0, uint32_t u1) {
     const uint32_t next = r < u1 ? e : k3_union_peek(u), row = r < u1 ? r : u0;
-    if (next == K3_UNION_NONE) return;
+    if (next == K3_UNION_NONE || !k3_may_touch(&m->w1[next])) return;
     k3_soon(c, m->w1[next].packed + (uint64_t)row * (m->K / 2u), m->w1[next].scale + (uint64_t)row * (m->K / K3_MX_GROUP));
 }
 
@@ -53,16 +53,18 @@ K3_FN void k3_expert_glu(K3Ctx *c, const K3Glu *m, const K3Union *served, uint32
     }
 }
 
-/* Every expert of a step's routes. work: K3_GLU_WORDS. */
+/* Every expert of a step's routes, each as soon as it is there: its results are its own. work: K3_GLU_WORDS. */
 K3_FN void k3_experts_glu(K3Ctx *c, const K3Glu *m, const uint32_t *ids, uint32_t top_k, uint32_t u0, uint32_t u1,
                           float *work) {
     K3Union u;
-    uint32_t e, n;
+    uint32_t e, n, i;
     k3_union_begin(c, &u, ids, top_k, work);
     k3_union_rewind(c, &u);
-    while ((n = k3_union_next(c, &u, &e)) != 0u) {
+    for (i = 0; (n = k3_union_next(c, &u, &e)) != 0u; i++) {
+        if (k3_was_done(c, i)) continue;
         if (!k3_is_here(c, m->w1, e) || !k3_is_here(c, m->w3, e)) return;
         k3_expert_glu(c, m, &u, e, n, u0, u1, work + K3_UNION_WORDS(u.n_tok));
+        k3_note_done(c, i);
     }
 }
 

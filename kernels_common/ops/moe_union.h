@@ -37,9 +37,24 @@ K3_FN void k3_union_rewind(K3Ctx *c, const K3Union *u) {
     K3_SYNC(c);
 }
 
-/* Whether an expert's bytes are in memory; leaves a fault. Looked at where they are read: nobody has seen a route that an op
- * makes itself, and a fetch that chose otherwise would have the body read anywhere. */
+/* Whether an op that was interrupted has done its n-th step; else it is about to, or to be interrupted before it. */
+#ifdef K3_EXPERTS_COME
+K3_FN int k3_was_done(const K3Ctx *c, uint32_t n) { return n < c->resume; }
+K3_FN void k3_note_done(K3Ctx *c, uint32_t n) { c->resume = n + 1u; }
+K3_FN void k3_await(K3Ctx *c, const K3Expert *expert) { c->awaits = expert; }
+#else
+K3_FN int k3_was_done(const K3Ctx *c, uint32_t n) { (void)c; (void)n; return 0; }
+K3_FN void k3_note_done(K3Ctx *c, uint32_t n) { (void)c; (void)n; }
+K3_FN void k3_await(K3Ctx *c, const K3Expert *expert) { (void)c; (void)expert; }
+#endif
+
+/* Whether an expert's bytes are in memory; leaves a fault, or what is to be waited for. Looked at where they are read: nobody
+ * has seen a route that an op makes itself, and a fetch that chose otherwise would have the body read anywhere. */
 K3_FN int k3_is_here(K3Ctx *c, const K3Expert *experts, uint32_t e) {
+    if (k3_is_coming(&experts[e])) {
+        k3_await(c, &experts[e]);
+        return 0;
+    }
     if (experts[e].packed != 0 && experts[e].scale != 0) return 1;
     k3_trap(c, K3_FAULT_ABSENT, e);
     return 0;

@@ -14,7 +14,8 @@ __attribute__((visibility("default"))) uint64_t t_op(const K3Inst *inst, void *c
                                                      float *scratch, uint32_t scratch_floats, uint32_t rank,
                                                      uint32_t n_ranks, uint32_t max_tokens, int64_t peer_stride,
                                                      uint32_t u0, uint32_t u1) {
-    K3Ctx c = {tensor, step, scratch, scratch_floats, rank, n_ranks, max_tokens, peer_stride, 0, 0};
+    K3Ctx c = {.tensor = tensor, .step = step, .scratch = scratch, .scratch_floats = scratch_floats, .rank = rank,
+               .n_ranks = n_ranks, .max_tokens = max_tokens, .peer_stride = peer_stride};
     const uint32_t before = k3_set_ftz();
     bodies[inst->op](&c, inst, u0, u1);
     k3_restore_mxcsr(before);

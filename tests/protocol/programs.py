@@ -288,6 +288,42 @@ def rearm(mistake: str = "") -> System:
     return System(tuple(blocks), (0, 1), (0, 1), (), 8, final)
 
 
+def arrivals(mistake: str = "") -> System:
+    """Two fetches of two experts into the same two slots, by two that read and one that computes.
+
+    kernels_cpu/residency.c: a fetch is signalled when its experts have slots; each expert's pointer
+    is a counter of its own. The next fetch waits for the readers of the one before, which end only
+    when all its experts have come. Counters: begun, expert 0, expert 1, readers; 4 a fetch.
+    """
+    blocks = []
+    for slot in range(2):
+        block = Block(mistake)
+        for fetch in range(2):
+            begun, come = 4 * fetch, 4 * fetch + 1 + slot
+            if fetch:
+                block.do("wait", 3, 1, unless="next fetch does not wait for readers")
+            block.publish(begun)
+            if mistake == "published before its bytes":
+                block.publish(come)
+                block.do("store", slot, fetch + 1)
+                block.do("retire")
+            else:
+                block.do("store", slot, fetch + 1)
+                block.publish(come)
+        blocks.append(tuple(block.steps))
+    reader = Block(mistake)
+    for fetch in range(2):
+        reader.wait(4 * fetch, 2)
+        for slot in range(2):
+            if mistake != "used as soon as the fetch has begun":
+                reader.wait(4 * fetch + 1 + slot, 1)
+            reader.read(slot, fetch + 1)
+        reader.publish(4 * fetch + 3)
+    blocks.append(tuple(reader.steps))
+    final = {n: 2 if n % 4 == 0 else 1 for n in range(8)}
+    return System(tuple(blocks), (0, 0, 0), (0,), (0, 0), 8, final)
+
+
 # What each system must hold, and which single changes must be found there.
 CASES = {
     flat: ("no retire", "no acquire", "acquire before the poll"),
@@ -303,5 +339,9 @@ CASES = {
         "slot reused early",
     ),
     segments: ("zeroed per segment", "no release", "no acquire"),
+    arrivals: (
+        "published before its bytes", "used as soon as the fetch has begun",
+        "next fetch does not wait for readers", "no retire", "no acquire",
+    ),
     rearm: ("cleared between steps", "never cleared", "cleared after arriving", "no retire"),
 }  # fmt: skip
