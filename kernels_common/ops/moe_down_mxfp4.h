@@ -26,7 +26,7 @@ typedef struct K3Combine {
     ((uint64_t)(n_blocks) * K3_TILE_ROWS * ((n_tok) + k3_min(n_tok, K3_EXPERT_TOKENS)) + K3_UNION_WORDS(n_tok))
 
 /* acc of the tokens an expert serves: its block sums d, weighed by each token's route. size: sums of a token. */
-K3_FN void k3_combine_add(K3Ctx *c, const K3Combine *m, const K3Union *u, uint32_t n, uint32_t size,
+K3_FN void k3_combine_add(const K3Combine *m, const K3Union *u, uint32_t n, uint32_t size,
                           const float *K3_RESTRICT d, float *K3_RESTRICT sums) {
     uint32_t i;
     for (i = 0; i < n; i++) {
@@ -40,7 +40,6 @@ K3_FN void k3_combine_add(K3Ctx *c, const K3Combine *m, const K3Union *u, uint32
             K3_FOR(j, 0, size) { acc[j] = k3_fma(w, di[j], acc[j]); }
         }
     }
-    K3_SYNC(c); /* the next expert overwrites d */
 }
 
 /* Behind rows r of one expert come the next expert's, or the first one's from `row` on. */
@@ -71,14 +70,13 @@ K3_FN void k3_combine(K3Ctx *c, const K3Combine *m, uint32_t u0, uint32_t u1, fl
             k3_blocks_mxfp4_at(c, m->w2[e].packed, m->w2[e].scale, r, r + n_rows, m->K, nb, m->x, u.at, n, d, size,
                                m->x_bf16);
             K3_SYNC(c);
-            k3_combine_add(c, m, &u, n, size, d, sums);
+            k3_combine_add(m, &u, n, size, d, sums); /* the walk's next step waits before d is written again */
         }
         for (t = 0; t < n_tok; t++) {
             float *y = m->y + (uint64_t)t * m->width + r;
             const float *acc = sums + (uint64_t)t * size;
             K3_FOR(i, 0, n_rows) { y[i] = k3_tree(acc + i * nb, nb); }
         }
-        K3_SYNC(c);
     }
 }
 

@@ -28,6 +28,22 @@
 #define K3_LANE0 (K3_LANE == 0u)
 #ifdef K3_HOST_NO_SYNC /* negative control: what an interpreter without barriers would compute */
 #define K3_SYNC(c) ((void)(c))
+#elif defined(K3_HOST_SPARED)
+/* The barriers that bodies have met, and the one of them that no lane waits at: test_barriers.py. */
+static struct {
+    const char *file;
+    uint32_t line;
+} k3_host_site[128];
+static uint32_t k3_host_sites, k3_host_spared_line;
+static char k3_host_spared_file[64];
+static bool k3_host_is_spared(const char *file, uint32_t line) {
+    const char *slash = __builtin_strrchr(file, '/'), *name = slash ? slash + 1 : file;
+    uint32_t i = 0;
+    while (i < k3_host_sites && (k3_host_site[i].line != line || __builtin_strcmp(k3_host_site[i].file, name))) i++;
+    if (i == k3_host_sites && i < 128u) k3_host_site[k3_host_sites++] = {name, line};
+    return line == k3_host_spared_line && !__builtin_strcmp(name, k3_host_spared_file);
+}
+#define K3_SYNC(c) ((void)(c), k3_host_is_spared(__FILE__, __LINE__) ? (void)0 : k3_host_barrier())
 #else
 #define K3_SYNC(c) ((void)(c), k3_host_barrier())
 #endif

@@ -4,6 +4,12 @@
 
 #include "../../../kernels_common/simt_leaves.h"
 
+#ifdef K3_HOST_SPARED
+/* Bodies divide their loops among other lanes than leaves do: what happens to lie on the same lane is no order. */
+#undef K3_FOR
+#define K3_FOR(i, lo, hi) for (uint32_t i = (lo) + (K3_LANE + 37u) % K3_BLOCK_LANES; i < (hi); i += K3_BLOCK_LANES)
+#endif
+
 #include "k3_ops.h"
 
 #define EXPORT extern "C" __attribute__((visibility("default")))
@@ -12,6 +18,19 @@
 #define K3_HOST_ORDER K3_HOST_FORWARD
 #endif
 static uint32_t order_of_lanes = K3_HOST_ORDER;
+
+#ifdef K3_HOST_SPARED
+/* No lane waits at the barrier of this file and line from now on; those met before are forgotten. */
+EXPORT void t_spare(const char *file, uint32_t line) {
+    __builtin_strncpy(k3_host_spared_file, file, sizeof k3_host_spared_file - 1u);
+    k3_host_spared_line = line, k3_host_sites = 0;
+}
+/* The line of the i-th barrier met, and its file; 0 behind the last. */
+EXPORT uint32_t t_met(uint32_t i, const char **file) {
+    *file = i < k3_host_sites ? k3_host_site[i].file : "";
+    return i < k3_host_sites ? k3_host_site[i].line : 0u;
+}
+#endif
 
 EXPORT void t_order(uint32_t order) { order_of_lanes = order; }
 
