@@ -8,7 +8,7 @@ KERNEL_SOURCES := $(shell find kernels_common kernels_cpu -type f \( -name '*.[c
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test check venv build gen gen-check fmt lint type proofs prove compile-gpu emulate-gpu sizes clean requirements
+.PHONY: help demo test check venv build gen gen-check fmt lint type proofs prove compile-gpu emulate-gpu gpu sizes clean requirements
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -55,6 +55,9 @@ compile-gpu: $(VENV)/demo.stamp ## compile the GPU interpreters (nvcc or NVRTC; 
 
 emulate-gpu: $(VENV)/dev.stamp ## run the GPU interpreters on emulated blocks against the CPU's bits (half an hour)
 	$(BIN)/python -m tests.kernels.emulated_matrix
+
+gpu: $(VENV)/demo.stamp ## on a CUDA device: bits against the CPU, and docs/gpu-results.md (pip install '.[cuda]')
+	$(BIN)/python -m k3tool.bench.gpu_check
 
 sizes: ## lines per file and the ten longest functions
 	@$(PYTHON) samples/sizes.py k3tool stages

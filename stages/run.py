@@ -254,7 +254,8 @@ def foreseen_lines(found: Foreseen) -> Iterator[str]:
 @click.option(
     "--workgroups",
     type=common.POSITIVE,
-    help=f"Workgroups of the program. Default: {get_target('cpu').workgroups}.",
+    help=f"Workgroups of the program. Default: {get_target('cpu').workgroups}; on a GPU its units, "
+    "shared out among the ranks.",
 )
 @click.option("--target", default="cpu", show_default=True, help="What to run on.")
 @common.numerics(default=None)

@@ -61,6 +61,7 @@ class CupyDevice:
         self._runtime.setDevice(0)
         found = self._runtime.getDeviceProperties(0)
         self.name = found["name"].decode()
+        self.driver = f"driver {self._runtime.driverGetVersion()}"
         self.arch = f"sm_{found['major']}{found['minor']}"
         if is_hip:
             self.arch = found["gcnArchName"].decode().partition(":")[0]
@@ -196,6 +197,9 @@ class CupyDevice:
                 return
         except UnsoundError:
             return
+        for stream in (*self._streams.values(), self._copies):
+            self._runtime.streamDestroy(stream)
+        self._streams.clear()
         while self._held:
             self._runtime.free(self._held.pop())
         self._modules.clear()

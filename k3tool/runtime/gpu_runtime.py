@@ -30,6 +30,7 @@ class Device(Protocol):
     """
 
     name: str
+    driver: str  # its version, in words
     arch: str  # as compilers name it, without a suffix: sm_90, gfx942
     n_units: int
     ticks_per_second: float  # of the clock that k3_clock reads

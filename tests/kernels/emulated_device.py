@@ -35,6 +35,7 @@ class EmulatedDevice:
 
     code: bytes
     name: str = "emulated blocks"
+    driver: str = "no driver"
     arch: str = "sm_90"
     n_units: int = 32
     ticks_per_second: float = 1e9

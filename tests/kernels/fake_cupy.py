@@ -74,6 +74,7 @@ def fake_cupy(device: EmulatedDevice, is_hip: bool = False, **changed: Any) -> A
         "setDevice": lambda number: None, "getDeviceProperties": lambda number: properties,
         "streamCreateWithFlags": stream_create, "streamSynchronize": lambda stream: None,
         "streamQuery": lambda stream: 0 if device.is_idle() else 600,
+        "streamDestroy": lambda stream: None, "driverGetVersion": lambda: 13020,
         "memGetInfo": lambda: (device.free_bytes(), device.total_bytes),
         "malloc": device.alloc, "free": free, "memcpyAsync": copy,
         "memsetAsync": lambda at, value, n_bytes, stream: ctypes.memset(at, value, n_bytes),
