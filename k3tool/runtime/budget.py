@@ -22,6 +22,8 @@ from k3tool.isa.access import paged_bytes
 from k3tool.isa.columns import spec_of
 from k3tool.isa.queues import scratch_floats
 from k3tool.isa.table import Op
+from k3tool.model.config import K3Config
+from k3tool.model.config_fields import MXFP4_GROUP
 from k3tool.runtime.homes import pinned_bytes
 
 # A rank's text, libraries, stacks and counters (measured, 2026-11, tiny and mid models).
@@ -76,17 +78,20 @@ class _Needs:
 
 
 def fit(
-    compile_chunk: Callable[[int], Plan], chunk: int, memory_bytes: int, reserved_bytes: int = 0
-) -> Plan:
+    compile_chunk: Callable[[int], Plan], chunk: int, memory_bytes: int, reserved_bytes: int = 0,
+    floor: int = 0,
+) -> Plan:  # fmt: skip
     """Return a plan for one memory budget, in bytes of all ranks and the driver.
 
     `compile_chunk` compiles for a number of prompt tokens in a step; at most `chunk` are used,
     fewer where their experts would not fit, which changes no bit of the result. `reserved_bytes` of
-    the budget are for something else: the logits that a run keeps.
+    the budget are for something else: the logits that a run keeps. Below `floor` bytes the smallest
+    step is compiled alone, to say the minimum: a refusal should not wait for two compilations.
     Raises: TargetError saying the minimum.
     """
-    needs = _needs(compile_chunk(chunk))
     memory = memory_bytes - reserved_bytes
+    chunk = 1 if memory < floor else chunk
+    needs = _needs(compile_chunk(chunk))
     chosen = _chunk(needs, chunk, needs.share(memory))
     if chosen != chunk:
         needs = _needs(compile_chunk(chosen))
@@ -100,6 +105,17 @@ def fit(
             hint="a smaller --ctx needs less" if needs.plan.params["ctx"] > 4096 else "",
         )  # fmt: skip
     return with_residency(needs.plan, _spend(needs, chosen, needs.share(memory)))
+
+
+def floor_bytes(config: K3Config, tp: int) -> int:
+    """Return what no budget can be below, by the config alone: compiling takes a while.
+
+    The driver, ranks without a buffer, one token's experts, and lm_head, which one packet reads.
+    """
+    rows, cols = config.moe_intermediate_size // tp, config.routed_expert_hidden_size
+    expert = 3 * rows * cols * (MXFP4_GROUP + 2) // (2 * MXFP4_GROUP)  # half a byte, and the scales
+    head = config.vocab_size // tp * config.hidden_size * 2
+    return DRIVER_BYTES + tp * (RANK_BYTES + config.num_experts_per_token * expert + head)
 
 
 def budget_ends(compile_chunk: Callable[[int], Plan], chunk: int) -> tuple[int, int]:

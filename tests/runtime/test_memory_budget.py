@@ -16,10 +16,11 @@ from k3tool.checkpoint import sample_presets
 from k3tool.checkpoint.reader import Checkpoint
 from k3tool.checkpoint.sample_writer import write_sample
 from k3tool.compiler.compile import compile_plan
-from k3tool.compiler.plan import save_plan
+from k3tool.compiler.plan import Plan, save_plan
 from k3tool.compiler.residency import Residency, streamable, with_residency
 from k3tool.compiler.ring import least_ring, ring_places
 from k3tool.errors import ArtifactError, K3Error, TargetError, UnsoundError
+from k3tool.runtime.budget import budget_ends, fit, floor_bytes
 from k3tool.runtime.build import build
 from k3tool.runtime.options import RunOptions
 from k3tool.runtime.run import Event, RunResult, run_model
@@ -105,6 +106,27 @@ def test_a_budget_from_the_least_on_runs_and_below_is_refused(
     for memory in (enough, enough + 3 * MEGABYTES, enough + 100 * MEGABYTES):
         result = run_model(options(tiny, tmp_path, tp=tp, memory_bytes=memory))
         assert bits(result) == resident, memory
+
+
+def test_a_budget_below_the_floor_is_refused_after_one_compilation(tiny: Path) -> None:
+    with Checkpoint.open(tiny) as checkpoint:
+        config = checkpoint.config
+    asked: list[int] = []
+
+    def compile_chunk(chunk: int) -> Plan:
+        asked.append(chunk)
+        return compile_plan(config, tp=1, target="cpu", workgroups=8, chunk=chunk, batch=1, ctx=256)
+
+    said = []
+    floor = floor_bytes(config, 1)
+    for given in (floor, 0):
+        with pytest.raises(TargetError) as refused:
+            fit(compile_chunk, 16, MEGABYTES, floor=given)
+        said.append(refused.value.text())
+    assert said[0] == said[1], "the minimum is the same"
+    assert asked[0] == 1
+    assert asked[1] == 16
+    assert floor <= budget_ends(compile_chunk, 16)[0], "nothing that runs is below it"
 
 
 SMALL = sample_presets.PRESETS["mid"]._replace(
