@@ -9,6 +9,26 @@ import json
 from collections.abc import Iterable, Mapping
 
 _MOST_QUOTED = 60
+_MOST_SHOWN = 4096  # of one field of a message: the longest path, and no list of a million numbers
+
+
+def printable(text: str) -> str:
+    """Return text in one line of characters that a terminal shows and a stream can encode.
+
+    Names come from files: a line break in one could fake a line of ours, an escape sequence hides
+    what stands before it, and half of a surrogate pair has no encoding.
+    """
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+
+
+def bounded(text: str, most: int = _MOST_SHOWN) -> str:
+    """Return text that fits one message, without its middle where it is longer."""
+    if len(text) <= most:
+        return text
+    half = (most - 3) // 2
+    return f"{text[:half]}...{text[-half:]}"
 
 
 def listed(values: Iterable[object]) -> str:
@@ -19,7 +39,7 @@ def listed(values: Iterable[object]) -> str:
 
 def quoted(value: object) -> str:
     """Return what a file or an option holds as JSON writes it, cut where it is long."""
-    text = json.dumps(value, ensure_ascii=False, default=str)
+    text = printable(json.dumps(value, ensure_ascii=False, default=str))
     return text if len(text) <= _MOST_QUOTED else f"{text[: _MOST_QUOTED - 3]}..."
 
 
@@ -54,8 +74,10 @@ class K3Error(Exception):
     def text(self, stage: str | None = None) -> str:
         """Return the message as the user sees it: one line, and a hint line where there is one."""
         prefix = f"k3tool {stage}: " if stage else ""
-        line = f"{prefix}{self.object}: got {shown(self.got)}, need {shown(self.need)}"
-        return f"{line}\n  hint: {self.hint}" if self.hint else line
+        fields = (self.object, shown(self.got), shown(self.need), self.hint or "")
+        place, got, need, hint = (printable(bounded(field)) for field in fields)
+        line = f"{prefix}{place}: got {got}, need {need}"
+        return f"{line}\n  hint: {hint}" if hint else line
 
     def __str__(self) -> str:
         """Return the message without a stage."""

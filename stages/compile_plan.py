@@ -1,6 +1,7 @@
 """`k3tool compile-plan`: a model's shape in, packets of both phases out."""
 
 import json
+import os
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
@@ -121,17 +122,20 @@ def _check_budget(options: Options, target: Target) -> None:
 def _read_source(options: Options) -> tuple[K3Config, int, list[InputRef], str]:
     """Return (config, tp, inputs, checkpoint identity) of a shards folder, checkpoint or config."""
     source = options.source
-    if (source / SHARDS_NAME).exists():
+    if os.path.exists(source / SHARDS_NAME):
         shards = Shards.open(source, options.eps)
         if options.tp not in (None, shards.tp):
             raise UsageError("--tp", got=options.tp, need=f"{shards.tp}, as {source} was sharded")
         return shards.config, shards.tp, [shards.as_input("shards")], shards.identity
     if options.tp is None:
         raise UsageError("--tp", got="none", need="a degree, unless the input is a shards folder")
-    if source.is_file():
+    if os.path.isfile(source):
         return K3Config.load(source, options.eps), options.tp, [], ""
-    if not source.exists():
-        raise ArtifactError(str(source), got="absent", need="shards, a checkpoint or a config.json")
+    if not os.path.lexists(source):
+        raise ArtifactError(
+            str(source), got="absent", need="shards, a checkpoint or a config.json",
+            hint="name the folder that config.json lies in, or that file",
+        )  # fmt: skip
     with Checkpoint.open(source, options.eps) as checkpoint:
         if checkpoint.tp is not None:
             raise ArtifactError(

@@ -1,5 +1,6 @@
 """Options that several commands share: the same word means the same thing everywhere."""
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -8,12 +9,29 @@ import click
 from click.core import ParameterSource
 
 from k3tool.errors import UsageError, quoted
+from k3tool.model.config_fields import MOST_LAYERS
 from k3tool.model.graph import MODES
 
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 
-PATH = click.Path(path_type=Path)
+
+class PathOption(click.Path):
+    """A path as it was given; what stands there is for the reader to say, in its own words."""
+
+    def __init__(self) -> None:
+        """Leave out click's own looks at the file."""
+        super().__init__(path_type=Path, readable=False)
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Refuse an empty text, which as a path would mean the current folder."""
+        if str(value) == "":
+            self.fail("got an empty path, need a name; the current folder is .", param, ctx)
+        return super().convert(value, param, ctx)
+
+
+PATH = PathOption()
 POSITIVE = click.IntRange(min=1)
+_LAYER = re.compile("[0-9]{1,9}")  # no more: a range is expanded before a model is known
 
 
 def output(what: str, *, required: bool = True) -> Decorator:
@@ -110,8 +128,9 @@ def layer_list(
     layers: set[int] = set()
     for part in value.split(","):
         first, _, last = part.partition("-")
-        last = last or first
-        if not (first.isdecimal() and last.isdecimal()) or int(last) < int(first):
-            raise click.BadParameter(f"got {quoted(part)}, need a layer or a range such as 3-5")
-        layers.update(range(int(first), int(last) + 1))
+        bounds = _LAYER.fullmatch(first), _LAYER.fullmatch(last or first)
+        if None in bounds or not int(first) <= int(last or first) < MOST_LAYERS:
+            need = f"a layer or a range such as 3-5, below {MOST_LAYERS}"
+            raise click.BadParameter(f"got {quoted(part)}, need {need}")
+        layers.update(range(int(first), int(last or first) + 1))
     return tuple(sorted(layers))

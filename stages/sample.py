@@ -27,7 +27,7 @@ class Options:
     preset: str | None = None  # tiny; the released layout has a shape of its own
     seed: int = 0
     released: bool = False
-    data: Path = RELEASED_DATA
+    data: Path | None = None  # this checkout's
     fill_layers: tuple[int, ...] = ()
     shuffled: bool = False
 
@@ -41,8 +41,11 @@ def run(opts: Options, say: Callable[[str], None] | None = None) -> SampleInfo:
         raise UsageError("--preset", got=opts.preset, need="none with --layout released")
     if opts.released:
         return write_released(
-            opts.output, opts.data, opts.fill_layers, opts.seed, shuffled=opts.shuffled
-        )
+            opts.output, opts.data or RELEASED_DATA, opts.fill_layers, opts.seed,
+            shuffled=opts.shuffled,
+        )  # fmt: skip
+    if opts.data is not None:
+        raise UsageError("--data", got="a layout of its own config", need="--layout released")
     if opts.fill_layers:
         got = "a layout whose layers all have values"
         raise UsageError("--fill-layers", got=got, need="--layout released")
@@ -83,7 +86,6 @@ def run(opts: Options, say: Callable[[str], None] | None = None) -> SampleInfo:
 @click.option(
     "--data",
     type=options.PATH,
-    default=RELEASED_DATA,
     help="Folder of the released config and index (default: this checkout's tests/data).",
 )
 @options.as_json()
@@ -94,7 +96,7 @@ def command(
     seed: int,
     fill_layers: tuple[int, ...] | None,
     shuffle_experts: bool,
-    data: Path,
+    data: Path | None,
     as_json: bool,
 ) -> None:
     """Write a synthetic checkpoint to try the pipeline on, legal at TP 8.

@@ -18,19 +18,25 @@ from k3tool.checkpoint.headers import Header, TensorInfo
 from k3tool.checkpoint.index import INDEX_NAME
 from k3tool.checkpoint.layer_match import LayerMatcher
 from k3tool.checkpoint.reader import Checkpoint
+from k3tool.checkpoint.side_files import side_file_findings
 from k3tool.checkpoint.small_values import compare_copies, padding_fault
 from k3tool.errors import ArtifactError
+from k3tool.model.sizes import n_tensors
 from k3tool.model.vision import expected_vision, is_vision
 from k3tool.model.weight_slices import dtype_fault, rank_spec, shape_fault
 from k3tool.model.weights import (
     TensorSpec,
     expected_leaves,
     idle_leaves,
+    layer_rows,
     layer_tensors,
     padded_tensors,
 )
 
 _OF_THE_MODEL = "a tensor of the model"
+# A config of more tensors than this, and than twice those that are there, is another model's: to
+# name what is missing would take minutes and say nothing.
+MOST_EXPECTED = 1_000_000
 
 
 class ModuleCount(NamedTuple):
@@ -138,6 +144,10 @@ class _Comparison:
         stray = list(self._read_headers())
         if not any(finding.kind.endswith("file") for finding in self.coverage.findings):
             self.coverage.identity = self.checkpoint.identity
+        self.coverage.findings += side_file_findings(self.checkpoint.path)
+        if self._is_of_another_model():
+            self._check_totals()
+            return
         counts = self._whole_layers()
         for header in [*self.headers.values(), *stray]:
             if header.file not in self.explained:
@@ -174,6 +184,29 @@ class _Comparison:
                 continue
             if header is not None:
                 yield header
+
+    # -- out of proportion ---------------------------------------------------------------------
+
+    def _is_of_another_model(self) -> bool:
+        """Compare counts before names are made; say so where they cannot belong together."""
+        config, known = self.checkpoint.config, len(self.weight_map)
+        expected = n_tensors(config)
+        if expected <= max(MOST_EXPECTED, 2 * known):
+            return False
+        counts = f"num_hidden_layers {config.num_hidden_layers}, num_experts {config.num_experts}"
+        self.coverage.findings.append(
+            Finding(
+                "missing", "config.json", counts, f"counts of {expected} tensors",
+                f"those of the {known} tensors here", "take the config.json of these weights",
+            )
+        )  # fmt: skip
+        for layer in (None, *config.layers):
+            totals: Counter[str] = Counter()
+            for spec, count in layer_rows(config, layer):
+                totals[spec.row.module] += count
+            rows = [ModuleCount(layer, module, n, 0, 0) for module, n in totals.items()]
+            self.coverage.modules += rows
+        return True
 
     # -- whole layers --------------------------------------------------------------------------
 
@@ -263,7 +296,7 @@ class _Comparison:
                     self._duplicated(file or infos[0].file, info)
 
     def _duplicated(self, file: str, copy: TensorInfo) -> None:
-        first = self.headers[file].find(copy.name) if file in self.headers else None
+        first = self.headers[file].tensors.get(copy.name) if file in self.headers else None
         how = "" if first is None else f", {compare_copies(self.checkpoint, first, copy)}"
         self.find("duplicated", file, copy.name, f"another in {copy.file}{how}", "one of this name")
 

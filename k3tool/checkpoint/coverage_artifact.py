@@ -1,6 +1,6 @@
 """The coverage artifact: what `inspect -o` writes. Apart, because HDF5 takes long to load."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -10,6 +10,7 @@ from k3tool.artifact import Dataset, InputRef, write_artifact
 from k3tool.checkpoint.coverage import Coverage
 from k3tool.checkpoint.findings import Finding
 from k3tool.checkpoint.scan_library import CODE_SHARE
+from k3tool.errors import printable
 
 if TYPE_CHECKING:
     from k3tool.checkpoint.values import Values
@@ -34,10 +35,7 @@ def write_coverage(path: Path, coverage: Coverage, values: "Values | None" = Non
         "modules/expected": column([row.expected for row in rows], "tensors"),
         "modules/sound": column([row.sound for row in rows], "tensors"),
         "modules/bytes": column([row.n_bytes for row in rows], "bytes"),
-        **{
-            f"findings/{key}": Dataset([getattr(entry, key) for entry in findings], ("finding",))
-            for key in Finding._fields
-        },
+        **_findings("findings", findings),
     }
     if values is not None:
         datasets |= _values(values)
@@ -48,7 +46,7 @@ def write_coverage(path: Path, coverage: Coverage, values: "Values | None" = Non
     }
     source = coverage.identity or "unknown: a file could not be read"
     kind = "checkpoint" if coverage.tp is None else "shards"
-    inputs = [InputRef("checkpoint", kind, coverage.path.name, source)]
+    inputs = [InputRef("checkpoint", kind, printable(coverage.path.name), source)]
     return write_artifact(path, "coverage", COVERAGE_SCHEMA, datasets, attrs, inputs)
 
 
@@ -74,10 +72,15 @@ def _values(values: "Values") -> dict[str, Dataset]:
         "values/product_absmax": column(product, "<f8", "|code x scale|, NaN without"),
         "values/codes": Dataset(codes, ("place", "nibble", "code"), f"codes in 1/{CODE_SHARE}"),
         "values/scales": Dataset(scales, ("place", "byte"), "groups"),
-        **{
-            f"values/findings/{key}": Dataset(
-                [getattr(entry, key) for entry in values.findings], ("finding",)
-            )
-            for key in Finding._fields
-        },
+        **_findings("values/findings", values.findings),
+    }
+
+
+def _findings(group: str, findings: Sequence[Finding]) -> dict[str, Dataset]:
+    """Return a column a field. HDF5 holds no zero byte and no name that is not UTF-8."""
+    return {
+        f"{group}/{key}": Dataset(
+            [printable(getattr(entry, key)) for entry in findings], ("finding",)
+        )
+        for key in Finding._fields
     }

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 from k3tool.checkpoint.coverage import Coverage, ModuleCount
 from k3tool.checkpoint.findings import FINDING_KINDS, Finding
+from k3tool.errors import printable
 from k3tool.model.config import K3Config
 from k3tool.model.sizes import rank_bytes, token_bytes
 from k3tool.tables import Column, Table, bytes_text, ranges_text
@@ -109,7 +110,7 @@ def _head_lines(coverage: Coverage) -> list[str]:
     dtypes = ", ".join(f"{name} {count:,}" for name, count in coverage.dtypes.items())
     total = coverage.total_bytes
     return [
-        f"{coverage.path}{part}: {coverage.n_files} files by {source}, "
+        f"{printable(str(coverage.path))}{part}: {coverage.n_files} files by {source}, "
         f"{coverage.n_tensors:,} tensors ({dtypes}), {bytes_text(total)}"
     ]
 
@@ -231,7 +232,7 @@ def _is_of(finding: Finding, layers: Collection[int]) -> bool:
     """Return whether a finding is about one of the layers, or about no layer at all."""
     tail = finding.name.partition("layers.")[2]
     number = tail.split(".")[0]
-    return not number.isdecimal() or int(number) in layers
+    return not number.isdecimal() or number in map(str, layers)
 
 
 def finding_lines(findings: Sequence[Finding], every: bool) -> list[str]:
@@ -243,7 +244,8 @@ def finding_lines(findings: Sequence[Finding], every: bool) -> list[str]:
         lines += [f"{kind}: {finding.text()}" for finding in shown]
         if len(held) > len(shown):
             lines.append(f"{kind}: {len(held) - len(shown)} more (-v shows all)")
-        lines += [f"  hint: {step}" for step in dict.fromkeys(f.next_step for f in shown)]
+        steps = dict.fromkeys(finding.next_step for finding in shown)
+        lines += [f"  hint: {printable(step)}" for step in steps]
     return lines
 
 

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
 
-from k3tool.errors import ArtifactError, shown
+from k3tool.errors import ArtifactError, bounded, printable, shown
 
 # Every kind in the order of a report, and its next step: causes before what follows from them.
 NEXT_STEPS: dict[str, str] = {
@@ -69,8 +69,9 @@ class Finding(NamedTuple):
 
     def text(self) -> str:
         """Return the finding in one line, without its next step."""
-        place = ": ".join(part for part in (self.file, self.name) if part)
-        return f"{place or 'the folder'}: got {self.got}, need {self.need}"
+        place = ": ".join(part for part in (self.file, self.name) if part) or "the folder"
+        place, got, need = (printable(bounded(part)) for part in (place, self.got, self.need))
+        return f"{place}: got {got}, need {need}"
 
 
 def file_finding(kind: str, folder: Path, file: str, error: ArtifactError) -> Finding:

@@ -12,6 +12,7 @@ import numpy as np
 
 from k3tool.artifact import Dataset, InputRef, open_artifact, write_artifact
 from k3tool.checkpoint.findings import Finding
+from k3tool.errors import printable
 from k3tool.fields import column, texts
 
 FINGERPRINT_SCHEMA = 1
@@ -20,10 +21,12 @@ FINGERPRINT_SCHEMA = 1
 def write_fingerprint(path: Path, fingerprints: Mapping[str, str], name: str, identity: str) -> str:
     """Write fingerprints (hex, by tensor) and return the artifact's digest.
 
-    `name` and `identity` are the checkpoint's.
+    `name` and `identity` are the checkpoint's. Names are written as they are printed: HDF5 holds no
+    zero byte.
     """
-    names = sorted(fingerprints)
-    raw = b"".join(bytes.fromhex(fingerprints[each]) for each in names)
+    by_name = {printable(each): finger for each, finger in fingerprints.items()}
+    names = sorted(by_name)
+    raw = b"".join(bytes.fromhex(by_name[each]) for each in names)
     hashes = np.frombuffer(raw, dtype=np.uint8).reshape(len(names), 16)
     datasets = {
         "tensors/name": Dataset(names, ("tensor",)),
@@ -53,17 +56,18 @@ def compare_fingerprints(
         names.setdefault(finger, []).append(name)
     findings = []
     for name, finger in found.items():
-        if recorded.get(name) == finger:
+        written, file = printable(name), files.get(name, "")  # the index may lack it
+        if recorded.get(written) == finger:
             continue
-        if name not in recorded:
+        if written not in recorded:
             got, need = "a tensor without a recorded fingerprint", "one that was recorded"
-            findings.append(Finding("not recorded", files[name], name, got, need))
+            findings.append(Finding("not recorded", file, name, got, need))
         elif finger in names:
             got = f"the bytes that {names[finger][0]} had"
-            findings.append(Finding("swapped", files[name], name, got, "its own, as recorded"))
+            findings.append(Finding("swapped", file, name, got, "its own, as recorded"))
         else:
             got = f"fingerprint {finger[:12]}.."
             findings.append(
-                Finding("changed", files[name], name, got, f"{recorded[name][:12]}.. as recorded")
+                Finding("changed", file, name, got, f"{recorded[written][:12]}.. as recorded")
             )
     return findings

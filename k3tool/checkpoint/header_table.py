@@ -17,6 +17,7 @@ import orjson
 
 Kind = tuple[str, tuple[int, ...]]
 ANY_LAYER = "#"  # stands for the layer's number in names that equal layers share
+MOST_AXES = 32  # of an array in NumPy 1; the product of thousands of extents takes seconds
 MAX_BYTES = 1 << 62  # beyond it offsets do not fit NumPy's integers: left to the careful reader
 
 
@@ -130,7 +131,7 @@ def _columns(parsed: dict[str, Any], dtype_bytes: Mapping[str, int]) -> TensorTa
     ids: dict[Kind, int] = {}
     kinds = zip(dtypes, map(tuple, shapes), strict=True)
     kind_of = [ids.setdefault(kind, len(ids)) for kind in kinds]
-    if any(extent < 0 for _, shape in ids for extent in shape):
+    if any(len(shape) > MOST_AXES or min(shape, default=0) < 0 for _, shape in ids):
         return None
     sizes = [math.prod(shape) * dtype_bytes[dtype] for dtype, shape in ids]
     if sum(sizes) > MAX_BYTES:

@@ -10,24 +10,19 @@ tensor, and names what is wrong, so a message never depends on which one met the
 """
 
 import hashlib
-import json
 import math
 import os
 import re
 from collections.abc import Iterator
 from functools import cached_property
 from pathlib import Path
-from typing import Any, NamedTuple, TypeGuard
+from typing import NamedTuple, TypeGuard
 
 from k3tool.checkpoint.header_order import KnownLayout, cut
-from k3tool.checkpoint.header_table import ANY_LAYER, TensorTable, quick_table
-from k3tool.checkpoint.regular_file import (
-    json_fault,
-    open_regular,
-    refuse_pointer,
-    unreadable,
-)
-from k3tool.errors import ArtifactError
+from k3tool.checkpoint.header_table import ANY_LAYER, MOST_AXES, TensorTable, quick_table
+from k3tool.checkpoint.json_text import json_fault, json_kind, parse_json
+from k3tool.checkpoint.regular_file import open_regular, refuse_pointer, unreadable
+from k3tool.errors import ArtifactError, quoted
 
 # Stored dtype -> NumPy dtype of its bits; NumPy has neither bf16 nor the 8-bit floats.
 DTYPES = {
@@ -143,7 +138,9 @@ def _bad_length(path: Path, length: int, size: int) -> ArtifactError:
     )  # fmt: skip
 
 
-_LAYER = re.compile(rb"layers\.(0|[1-9][0-9]*)\.")
+# A number of more digits is no layer's, and a name of it is like any other name.
+_LAYER = re.compile(rb"layers\.(0|[1-9][0-9]{0,8})\.")
+_ANY_LAYER = (ANY_LAYER.encode(), b"\\u%04x" % ord(ANY_LAYER))  # as a header may write it
 MAX_TABLES = 8  # kinds of layers a checkpoint has, with room; each holds a header's text
 
 
@@ -163,7 +160,7 @@ class HeaderReader:
         """Read and check one file's header. Raises: ArtifactError naming file and tensor."""
         raw, size = read_header_bytes(path)
         found = _LAYER.search(raw)
-        layer = int(found[1]) if found and ANY_LAYER.encode() not in raw else None
+        layer = int(found[1]) if found and not any(mark in raw for mark in _ANY_LAYER) else None
         text = raw.rstrip(b" ")  # the padding is as long as the layer's number allows
         if found and layer is not None:
             text = text.replace(found[0], b"layers.%s." % ANY_LAYER.encode())
@@ -194,14 +191,17 @@ def read_header(path: Path) -> Header:
 
 def _careful_table(path: Path, raw: bytes) -> tuple[dict[str, str], TensorTable]:
     try:
-        parsed = json.loads(raw, object_pairs_hook=no_duplicates)
-    except (ValueError, RecursionError) as error:
+        parsed = parse_json(raw)
+    except ValueError as error:
         raise _damaged(str(path), f"invalid header ({json_fault(error)})", "JSON") from None
     if not isinstance(parsed, dict) or not raw.startswith(b"{"):
         raise _damaged(str(path), "a header that is no object", "a JSON object")
     metadata = parsed.pop("__metadata__", {})
-    if not isinstance(metadata, dict) or not all(isinstance(v, str) for v in metadata.values()):
-        raise _damaged(f"{path}: __metadata__", f"a JSON {type(metadata).__name__}", "text values")
+    if not isinstance(metadata, dict):
+        raise _damaged(f"{path}: __metadata__", json_kind(metadata), "a JSON object of text values")
+    for key, value in metadata.items():
+        if not isinstance(value, str):
+            raise _damaged(f"{path}: __metadata__: {key}", json_kind(value), "text values")
     tensors = {name: _tensor(path, name, entry, 0) for name, entry in parsed.items()}
     n_bytes = _check_contiguous(path, tensors, 0)
     kinds: dict[tuple[str, tuple[int, ...]], int] = {}
@@ -211,30 +211,24 @@ def _careful_table(path: Path, raw: bytes) -> tuple[dict[str, str], TensorTable]
     return metadata, TensorTable(list(tensors), list(kinds), kind_of, starts, n_bytes)
 
 
-def no_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Build a JSON object's dict. Raises: ValueError naming a key that stands twice."""
-    values = dict(pairs)
-    if len(values) != len(pairs):
-        names = [name for name, _ in pairs]
-        raise ValueError(f"{next(n for n in names if names.count(n) > 1)} twice")
-    return values
-
-
 def _tensor(path: Path, name: str, entry: object, start: int) -> TensorInfo:
     if not isinstance(entry, dict):
-        raise _damaged(f"{path}: {name}", f"a JSON {type(entry).__name__}", "an object")
+        raise _damaged(f"{path}: {name}", json_kind(entry), "an object")
     dtype, shape, offsets = (entry.get(key) for key in ("dtype", "shape", "data_offsets"))
     if not isinstance(dtype, str) or dtype not in DTYPES:
         raise _damaged(f"{path}: {name}: dtype", _shown(dtype), f"one of {', '.join(DTYPES)}")
     if not _naturals(shape) or not _naturals(offsets) or len(offsets) != 2:
         got = f"shape {_shown(shape)}, data_offsets {_shown(offsets)}"
         raise _damaged(f"{path}: {name}", got, "natural numbers, two of them for data_offsets")
+    if len(shape) > MOST_AXES:
+        need = f"at most {MOST_AXES}, as an array has"
+        raise _damaged(f"{path}: {name}: shape", f"{len(shape)} axes", need)
     n_bytes = math.prod(shape) * DTYPE_BYTES[dtype]
     if offsets[1] - offsets[0] != n_bytes:
         raise _damaged(
             f"{path}: {name}: data_offsets",
             f"{offsets[1] - offsets[0]} bytes",
-            f"{n_bytes} for {dtype} {shape}",
+            f"{quoted(n_bytes)} for {dtype} {quoted(shape)}",
         )
     return TensorInfo(name, dtype, tuple(shape), path.name, start + offsets[0], n_bytes)
 
@@ -246,7 +240,7 @@ def _damaged(place: str, got: str, need: str) -> ArtifactError:
 
 def _shown(value: object) -> str:
     """Return a parsed value as it stands in the file."""
-    return "no such field" if value is None else json.dumps(value, ensure_ascii=False)
+    return "no such field" if value is None else quoted(value)
 
 
 def _naturals(values: object) -> TypeGuard[list[int]]:

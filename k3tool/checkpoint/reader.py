@@ -5,7 +5,6 @@ Arrays hold stored bits: bf16 as uint16, MXFP4 and E8M0 as uint8. No conversion 
 """
 
 import contextlib
-import json
 import os
 import weakref
 from collections.abc import Mapping, Sequence
@@ -19,9 +18,10 @@ import numpy.typing as npt
 from k3tool.checkpoint.headers import DTYPES, Header, HeaderReader, TensorInfo
 from k3tool.checkpoint.identity import FileParts, identity_of_parts
 from k3tool.checkpoint.index import Index, read_index
-from k3tool.checkpoint.regular_file import read_regular
+from k3tool.checkpoint.json_text import parse_json
+from k3tool.checkpoint.regular_file import read_regular, require_folder
 from k3tool.checkpoint.unfinished import refuse_unfinished
-from k3tool.errors import ArtifactError
+from k3tool.errors import ArtifactError, listed, printable, quoted
 from k3tool.model.config import K3Config
 
 if TYPE_CHECKING:
@@ -66,17 +66,14 @@ class Checkpoint:
         and the same is for k3tool.checkpoint.spread to check.
         """
         path = Path(path)
-        refuse_unfinished(path, "a checkpoint folder")
-        if not path.is_dir():
-            raise ArtifactError(
-                str(path), got="a file" if path.exists() else "no such folder",
-                need="a checkpoint folder", hint="name the folder that config.json lies in",
-            )  # fmt: skip
+        need = "a checkpoint folder"
+        if not os.path.lexists(path):
+            with contextlib.suppress(OSError):  # what the system says of the name comes below
+                refuse_unfinished(path, need)
+        require_folder(path, need, "name the folder that config.json lies in")
         if not os.path.lexists(path / "config.json"):
-            raise ArtifactError(
-                str(path), got="no config.json", need="a checkpoint folder", hint=_folder_hint(path)
-            )
-        if (path / "shards.h5").exists():
+            raise ArtifactError(str(path), got="no config.json", need=need, hint=_folder_hint(path))
+        if os.path.exists(path / "shards.h5"):
             raise ArtifactError(
                 str(path),
                 got="a folder of rank shards",
@@ -103,7 +100,7 @@ class Checkpoint:
         """Return this checkpoint as an input of an artifact; its folder's name is only a label."""
         from k3tool.artifact import InputRef  # HDF5 loads with it, and inspect does without
 
-        return InputRef(role, "checkpoint", self.path.resolve().name, self.identity)
+        return InputRef(role, "checkpoint", printable(self.path.resolve().name), self.identity)
 
     @property
     def config_bytes(self) -> bytes:
@@ -158,18 +155,21 @@ class Checkpoint:
         except ArtifactError:
             return None, None  # coverage and reads say it, beside what else is wrong
         try:
-            entry = json.loads(text)
+            entry = parse_json(text)
             tp, rank = entry.get("tp"), entry.get("rank")
         except (ValueError, AttributeError):
             tp = rank = text
-        if not (tp is None and rank is None) and not (type(tp) is int and type(rank) is int):
-            raise ArtifactError(
-                f"{self.file_path(first)}: __metadata__.k3",
-                got=text,
-                need="the shard writer's JSON",
-                hint="shard again, or leave this key out of the metadata",
-            )
-        return tp, rank
+        if tp is None and rank is None:
+            return None, None
+        legal = self.config.legal_tp()
+        if type(tp) is int and tp in legal and type(rank) is int and 0 <= rank < tp:
+            return tp, rank
+        raise ArtifactError(
+            f"{self.file_path(first)}: __metadata__.k3",
+            got=quoted(text),
+            need=f"the shard writer's JSON, tp one of {listed(legal)} and rank below tp",
+            hint="shard again, or leave this key out of the metadata",
+        )
 
     # -- reading -------------------------------------------------------------------------------
 

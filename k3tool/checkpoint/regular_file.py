@@ -32,6 +32,23 @@ def open_regular(path: Path, need: str) -> int:
         raise unreadable(path, need, error) from None
 
 
+def require_folder(path: Path, need: str, hint: str) -> None:
+    """Refuse what is no folder whose files can be listed and opened; `hint` is for what is none.
+
+    Raises: ArtifactError saying what is there.
+    """
+    try:
+        if not stat.S_ISDIR(os.stat(path).st_mode):
+            raise ArtifactError(str(path), got="a file", need=need, hint=hint)
+        with os.scandir(path):
+            pass
+        os.stat(path / ".")  # a folder may be listed and not entered
+    except (FileNotFoundError, NotADirectoryError):
+        raise ArtifactError(str(path), got="no such folder", need=need, hint=hint) from None
+    except OSError as error:
+        raise unreadable(path, need, error, hint) from None
+
+
 def read_regular(path: Path, need: str) -> bytes:
     """Return a regular file's bytes, at most MOST_BYTES of them.
 
@@ -48,7 +65,10 @@ def read_regular(path: Path, need: str) -> bytes:
         raise unreadable(path, need, error) from None
     if max(size, len(data)) > MOST_BYTES:
         got = f"{max(size, len(data))} bytes"
-        raise ArtifactError(str(path), got=got, need=f"{need}, at most {MOST_BYTES} bytes")
+        raise ArtifactError(
+            str(path), got=got, need=f"{need}, at most {MOST_BYTES} bytes",
+            hint="this is another file: put the one that belongs here in its place",
+        )  # fmt: skip
     refuse_pointer(path, data, need)
     return data
 
@@ -61,21 +81,16 @@ def refuse_pointer(path: Path, start: bytes, need: str) -> None:
         )
 
 
-def json_fault(error: Exception) -> str:
-    """Return in words why bytes are no JSON: a decoder's own message quotes as Python does."""
-    if isinstance(error, UnicodeDecodeError):
-        return f"no UTF-8 at byte {error.start}"
-    return str(error)
+def unreadable(path: Path, need: str, error: OSError, hint: str | None = None) -> ArtifactError:
+    """Return the refusal for a file or folder that the system does not open or read.
 
-
-def unreadable(path: Path, need: str, error: OSError) -> ArtifactError:
-    """Return the refusal for a file that the system does not open or read."""
+    `hint` is the next step where the system's reason has none of its own.
+    """
     if error.errno == errno.ENOENT:
         if not path.is_symlink():
             return ArtifactError(str(path), got="absent", need=need, hint="fetch the file again")
         got = f"a link to nothing ({os.readlink(path)})"
         return ArtifactError(str(path), got=got, need=need, hint="fetch the file again")
-    hint = None
     if error.errno == errno.ELOOP:
         hint = "the link leads to itself: fetch the file again"
     elif error.errno in (errno.EACCES, errno.EPERM):

@@ -10,11 +10,11 @@ its own way, and no layer's header is then another's renumbered. Data are holes,
 and need no disk, except in layers that are to be filled. Source: k3_spec B.1.
 """
 
-import gzip
 import hashlib
 import json
 import os
 import random
+import zlib
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -24,7 +24,8 @@ import numpy.typing as npt
 
 from k3tool.atomic import atomic_folder
 from k3tool.checkpoint.headers import DTYPE_BYTES
-from k3tool.checkpoint.index import INDEX_NAME
+from k3tool.checkpoint.index import INDEX_NAME, parse_index
+from k3tool.checkpoint.regular_file import MOST_BYTES, read_regular
 from k3tool.checkpoint.sample_writer import SampleInfo, require_empty
 from k3tool.errors import ArtifactError, UsageError
 from k3tool.model.config import K3Config
@@ -38,6 +39,7 @@ CONFIG_FILE = "kimi-k3-config.json"
 INDEX_FILE = "kimi-k3-model.safetensors.index.json.gz"
 HEADER_ALIGN_BYTES = 8
 FILL_BLOCK_BYTES = 8 << 20
+_NEXT_STEP = f"--data takes a folder with {CONFIG_FILE} and {INDEX_FILE} of one model"
 
 
 def write_released(
@@ -55,10 +57,13 @@ def write_released(
     """
     out = Path(out)
     require_empty(out)
+    need = "the released config.json"
+    config_bytes = read_regular(data / CONFIG_FILE, need)
     config = K3Config.load(data / CONFIG_FILE)
     index = _read_index(data / INDEX_FILE)
     _check_layers(config, fill_layers)
-    files = _files(config, json.loads(index)["weight_map"], data / INDEX_FILE)
+    weight_map = parse_index(index, data / INDEX_FILE).weight_map
+    files = _files(config, weight_map, data / INDEX_FILE)
     if shuffled:
         files = {
             name: _shuffled(group, random.Random(f"{seed} {name}")) for name, group in files.items()
@@ -66,7 +71,7 @@ def write_released(
     _check_room(out, files, fill_layers)
     total = 0
     with atomic_folder(out) as building:
-        (building / "config.json").write_bytes((data / CONFIG_FILE).read_bytes())
+        (building / "config.json").write_bytes(config_bytes)
         (building / INDEX_NAME).write_bytes(index)
         for name, specs in sorted(files.items()):
             total += _write_file(building / name, specs, fill_layers, seed)
@@ -75,17 +80,25 @@ def write_released(
 
 
 def _read_index(path: Path) -> bytes:
+    """Return the index, as much as may be read of any file: a few bytes may unpack to millions."""
+    need = "the released index, gzipped"
+    packed = read_regular(path, need)
+    unpacker = zlib.decompressobj(16 + zlib.MAX_WBITS)  # with gzip's header
     try:
-        return gzip.decompress(path.read_bytes())
-    except (OSError, EOFError) as error:
-        raise ArtifactError(str(path), got=str(error), need="the released index, gzipped") from None
+        index = unpacker.decompress(packed, MOST_BYTES)
+    except zlib.error:
+        raise ArtifactError(str(path), got="other bytes", need=need, hint=_NEXT_STEP) from None
+    if not unpacker.eof:
+        got = f"more than {MOST_BYTES} bytes" if unpacker.unconsumed_tail else "the start of it"
+        raise ArtifactError(str(path), got=got, need=need, hint=_NEXT_STEP)
+    return index
 
 
 def _check_layers(config: K3Config, layers: Collection[int]) -> None:
     for layer in layers:
         if layer not in config.layers:
             need = f"layers 0 to {config.num_hidden_layers - 1}"
-            raise UsageError("--fill-layers", got=layer, need=need)
+            raise UsageError("--fill-layers", got=layer, need=need, hint="layers count from 0")
 
 
 def _files(
@@ -97,11 +110,15 @@ def _files(
         for spec in specs:
             file = weight_map.pop(spec.name, None)
             if file is None:
-                raise ArtifactError(f"{where}: {spec.name}", got="absent", need="a file name")
+                raise ArtifactError(
+                    f"{where}: {spec.name}", got="absent", need="a file name", hint=_NEXT_STEP
+                )
             files.setdefault(file, []).append(spec)
     if weight_map:
         name = next(iter(weight_map))
-        raise ArtifactError(f"{where}: {name}", got="a name", need="one the config describes")
+        raise ArtifactError(
+            f"{where}: {name}", got="a name", need="one the config describes", hint=_NEXT_STEP
+        )
     for group in files.values():
         group.sort(key=lambda spec: (-DTYPE_BYTES[spec.dtype], spec.name))
     return files
@@ -122,8 +139,9 @@ def _check_room(out: Path, files: dict[str, list[TensorSpec]], layers: Collectio
     free = stat.f_bavail * stat.f_frsize
     if need > free:
         raise UsageError(
-            "--fill-layers", got=f"{free / 1e9:.1f} GB free on disk", need=f"{need / 1e9:.1f} GB"
-        )
+            "--fill-layers", got=f"{free / 1e9:.1f} GB free on disk", need=f"{need / 1e9:.1f} GB",
+            hint="fill fewer layers, or write elsewhere",
+        )  # fmt: skip
 
 
 def _write_file(

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from k3tool.checkpoint.reader import Checkpoint
-from k3tool.errors import ArtifactError
+from k3tool.errors import ArtifactError, printable
 from k3tool.model.config import K3Config
 from k3tool.model.vision import is_vision
 from k3tool.model.weight_slices import rank_slice
@@ -69,7 +69,7 @@ def tensor_lines(facts: dict[str, Any]) -> list[str]:
     lines = []
     for key, value in facts.items():
         items = value.items() if isinstance(value, dict) else [(key, value)]
-        lines += [f"{word:<8}  {text}" for word, text in items]
+        lines += [f"{word:<8}  {printable(str(text))}" for word, text in items]
     return lines
 
 

@@ -8,13 +8,13 @@ Fields keep the checkpoint's spelling. Layer indices in code are 0-based; the tw
 `linear_attn_config` are 1-based on disk. Source: released config.json and modeling_kimi_linear.py.
 """
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from k3tool.checkpoint.regular_file import json_fault, read_regular
+from k3tool.checkpoint.json_text import json_fault, json_kind, parse_json
+from k3tool.checkpoint.regular_file import read_regular
 from k3tool.errors import ArtifactError, UsageError, listed
 from k3tool.model.config_fields import (
     LINEAR_ONLY,
@@ -33,6 +33,7 @@ from k3tool.model.config_fields import (
 )
 
 TP_DEGREES = (1, 2, 4, 8)  # rule 5 sums row-parallel axes in eight blocks; a rank owns 8/t of them
+TP_HINT = "k3tool inspect CHECKPOINT says what a rank holds at each degree that works"
 
 _COUNTS = (
     "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads",
@@ -75,6 +76,12 @@ class LinearAttnConfig:
     gate_lower_bound: float
     full_attn_layers: tuple[int, ...]
     kda_layers: tuple[int, ...]
+    # The first list again: every row of every layer asks, and a list is walked for each answer.
+    full_attn: frozenset[int] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        """Derive what is asked often."""
+        object.__setattr__(self, "full_attn", frozenset(self.full_attn_layers))
 
     @property
     def width(self) -> int:
@@ -122,7 +129,7 @@ class K3Config:
 
     def is_mla(self, layer: int) -> bool:
         """Return whether a 0-based layer attends with MLA; wrong if computed as layer % 4 == 3."""
-        return layer + 1 in self.linear_attn_config.full_attn_layers
+        return layer + 1 in self.linear_attn_config.full_attn
 
     def is_moe(self, layer: int) -> bool:
         """Return whether a 0-based layer has routed experts (else the dense MLP)."""
@@ -198,7 +205,7 @@ class K3Config:
         """
         need = f"one of {listed(self.legal_tp())}"
         if tp < 1:
-            raise UsageError("--tp", got=tp, need=need)
+            raise UsageError("--tp", got=tp, need=need, hint=TP_HINT)
         faults = [
             f"{rule.name} = {rule.size}" + (f" in groups of {rule.group}" if rule.group > 1 else "")
             for rule in self.tp_rules()
@@ -208,7 +215,7 @@ class K3Config:
             faults.append(f"the {TP_DEGREES[-1]} blocks of a row-parallel sum")
         if faults:
             got = f"{tp}, which does not divide {' nor '.join(faults)}"
-            raise UsageError("--tp", got=got, need=need)
+            raise UsageError("--tp", got=got, need=need, hint=TP_HINT)
 
     # -- construction --------------------------------------------------------------------------
 
@@ -217,8 +224,8 @@ class K3Config:
         """Read a config.json. Raises: ArtifactError naming file and field."""
         path = Path(path)
         try:
-            raw = json.loads(read_regular(path, "the checkpoint's config.json"))
-        except (ValueError, RecursionError) as error:
+            raw = parse_json(read_regular(path, "the checkpoint's config.json"))
+        except ValueError as error:
             raise ArtifactError(
                 str(path), got=f"invalid JSON ({json_fault(error)})", need="JSON", hint=NEXT_STEP
             ) from None
@@ -233,9 +240,7 @@ class K3Config:
     ) -> "K3Config":
         """Build from the parsed file. Raises: ArtifactError naming the field; UsageError on eps."""
         if not isinstance(raw, dict):
-            raise ArtifactError(
-                where, got=f"a JSON {type(raw).__name__}", need="a JSON object", hint=NEXT_STEP
-            )
+            raise ArtifactError(where, got=json_kind(raw), need="a JSON object", hint=NEXT_STEP)
         text, prefix = text_section(raw, where)
         refuse_unsupported(text, TEXT_ONLY)
         check_quantization(text.section("quantization_config"))

@@ -3,11 +3,10 @@
 It builds no config and fills in nothing; every refusal names file and field.
 """
 
-import json
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from k3tool.errors import ArtifactError
+from k3tool.errors import ArtifactError, quoted
 
 if TYPE_CHECKING:
     from k3tool.model.config import K3Config
@@ -40,7 +39,10 @@ LINEAR_ONLY: tuple[tuple[str, object], ...] = (
 )
 # Beyond these no model of this shape is meant, and a table of its layers would not fit in memory.
 _MOST_COUNT = 2**31 - 1
-_MOST_OF = {"num_hidden_layers": 4096, "num_experts": 65_536}
+MOST_LAYERS, MOST_IDS = 1024, 65_536
+_MOST_OF = {
+    "num_hidden_layers": MOST_LAYERS, "num_experts": 65_536, "vt_num_hidden_layers": MOST_LAYERS,
+}  # fmt: skip
 SMALLEST_F32, _LARGEST_F32 = 2.0**-126, (2 - 2.0**-23) * 2.0**127  # normal numbers (rule 1)
 
 _QUANT_ONLY: tuple[tuple[str, object], ...] = (
@@ -75,7 +77,7 @@ class Section:
         need = f"an integer from {least} to {most}"
         value = self.get(name, need)
         if type(value) is not int or not least <= value <= most:
-            raise self.refuse(name, json.dumps(value), need)
+            raise self.refuse(name, quoted(value), need)
         return value
 
     def number(self, name: str, sign: int = 1) -> float:
@@ -83,14 +85,14 @@ class Section:
         need = f"a {'positive' if sign > 0 else 'negative'} number that binary32 holds"
         value = self.get(name, need)
         if type(value) not in (int, float) or not SMALLEST_F32 <= value * sign <= _LARGEST_F32:
-            raise self.refuse(name, json.dumps(value), need)
+            raise self.refuse(name, quoted(value), need)
         return float(value)
 
     def epsilon(self, name: str) -> float:
         """Return a number between 0 and 1."""
         value = self.number(name)
         if value >= 1:
-            raise self.refuse(name, json.dumps(value), "a number between 0 and 1")
+            raise self.refuse(name, quoted(value), "a number between 0 and 1")
         return value
 
     def ids(self, name: str) -> tuple[int, ...]:
@@ -99,14 +101,16 @@ class Section:
         value = self.get(name, need)
         values = value if isinstance(value, list) else [value]
         if not values or any(type(item) is not int or item < 0 for item in values):
-            raise self.refuse(name, json.dumps(value), need)
+            raise self.refuse(name, quoted(value), need)
+        if len(values) > MOST_IDS:
+            raise self.refuse(name, f"{len(values)} ids", f"at most {MOST_IDS}")
         return tuple(values)
 
     def section(self, name: str) -> "Section":
         """Return a field that is an object."""
         value = self.get(name, "an object")
         if not isinstance(value, dict):
-            raise self.refuse(name, json.dumps(value), "an object")
+            raise self.refuse(name, quoted(value), "an object")
         return Section(value, self.where, f"{self.path}{name}.")
 
 
@@ -130,22 +134,23 @@ def text_section(raw: Mapping[str, Any], where: str) -> tuple[Section, str]:
                 "text_config", "present in a flat kimi_linear config", "one of the two layouts"
             )
         return top, ""
-    raise top.refuse("model_type", json.dumps(kind), '"kimi_k3" or "kimi_linear"')
+    raise top.refuse("model_type", quoted(kind), '"kimi_k3" or "kimi_linear"')
 
 
 def _check_token_ids(top: Section, text: Section) -> None:
     """Refuse two answers to one question: generation reads eos from either level."""
     name = "eos_token_id"
     if name in top.values and name in text.values and top.values[name] != text.values[name]:
-        raise top.refuse(name, top.values[name], f"text_config's {text.values[name]}")
+        got, need = quoted(top.values[name]), f"text_config's {quoted(text.values[name])}"
+        raise top.refuse(name, got, need)
 
 
 def refuse_unsupported(section: Section, only: tuple[tuple[str, object], ...]) -> None:
     """Refuse fields whose value is not the one this project computes."""
     for name, need in only:
-        value = section.get(name, json.dumps(need))
+        value = section.get(name, quoted(need))
         if type(value) is not type(need) or value != need:
-            raise section.refuse(name, json.dumps(value), json.dumps(need))
+            raise section.refuse(name, quoted(value), quoted(need))
 
 
 def check_quantization(quant: Section) -> None:
@@ -165,18 +170,22 @@ def layer_list(section: Section, name: str) -> tuple[int, ...]:
     need = "a list of 1-based layer numbers"
     value = section.get(name, need)
     if not isinstance(value, list) or any(type(item) is not int for item in value):
-        raise section.refuse(name, json.dumps(value), need)
+        raise section.refuse(name, quoted(value), need)
+    if len(value) > MOST_LAYERS:
+        raise section.refuse(name, f"{len(value)} numbers", f"at most {MOST_LAYERS}")
     return tuple(value)
 
 
 def first_partition_fault(both: list[int], n_layers: int) -> str:
     """Return in words why two layer lists do not partition 1..n_layers."""
+    seen: set[int] = set()
     for layer in both:
         if not 1 <= layer <= n_layers:
             return f"layer {layer} of {n_layers}"
-        if both.count(layer) > 1:
+        if layer in seen:
             return f"layer {layer} twice"
-    absent = next(layer for layer in range(1, n_layers + 1) if layer not in both)
+        seen.add(layer)
+    absent = next(layer for layer in range(1, n_layers + 1) if layer not in seen)
     return f"layer {absent} in neither"
 
 

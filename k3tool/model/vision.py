@@ -3,22 +3,34 @@
 Source: released index and `vision_config`.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
-from k3tool.errors import ArtifactError
 from k3tool.model.config import K3Config
+from k3tool.model.config_fields import Section
 from k3tool.model.weights import Shape, Split, TensorRow, TensorSpec, Where
+
+
+class Counts:
+    """The counts of a section of the config, each looked at when a shape needs it."""
+
+    def __init__(self, section: Section) -> None:
+        """Take the section."""
+        self._section = section
+
+    def __getitem__(self, name: str) -> int:
+        """Return a count. Raises: ArtifactError naming the field."""
+        return self._section.count(name)
 
 
 class VisionRow(NamedTuple):
     """One vision tensor pattern; its shape comes from `vision_config`."""
 
     pattern: str
-    shape: Callable[[Mapping[str, int]], Shape]
+    shape: Callable[[Counts], Shape]
 
 
-def _merged(v: Mapping[str, int]) -> int:
+def _merged(v: Counts) -> int:
     return v["mm_hidden_size"] * 4  # a merge kernel of 2 by 2 patches
 
 
@@ -53,19 +65,14 @@ def is_vision(name: str) -> bool:
 def expected_vision(config: K3Config) -> Iterator[TensorSpec]:
     """Yield the vision tensors `vision_config` describes; none for a text-only config.
 
-    Raises: ArtifactError naming a field that is missing.
+    Raises: ArtifactError naming a field that is missing or no count.
     """
-    vision = config.config_dict.get("vision_config")
-    if vision is None:
+    if config.config_dict.get("vision_config") is None:
         return
+    vision = Counts(Section(config.config_dict, "config.json").section("vision_config"))
     for row in VISION_TABLE:
-        try:
-            shape = row.shape(vision)
-            blocks = range(vision["vt_num_hidden_layers"]) if "{B}" in row.pattern else (None,)
-        except KeyError as error:
-            raise ArtifactError(
-                f"vision_config.{error.args[0]}", got="no such field", need="an integer"
-            ) from None
+        shape = row.shape(vision)
+        blocks = range(vision["vt_num_hidden_layers"]) if "{B}" in row.pattern else (None,)
         table_row = TensorRow(
             row.pattern, "BF16", lambda _: (), Split.DROP, "", Where.VISION, "vision"
         )

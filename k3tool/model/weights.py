@@ -331,6 +331,7 @@ def idle_leaves(config: K3Config) -> set[str]:
 
 
 _NUMBER = re.compile(r"((?<=layers\.)\d+|(?<=experts\.)\d+)")
+_PLAIN_NUMBER = re.compile("0|[1-9][0-9]{0,8}")  # no layer and no expert has one of more digits
 _BY_PATTERN: dict[str, list[TensorRow]] = {}
 for _entry in TABLE:
     _key = _entry.pattern.replace("{L}", "#").replace("{E}", "#")
@@ -353,7 +354,7 @@ class SpecFinder:
         parts = _NUMBER.split(name[len(config.prefix) :])  # text, number, text ...
         numbers = parts[1::2]
         for number in numbers:
-            if number != str(int(number)):
+            if not _PLAIN_NUMBER.fullmatch(number):
                 return None  # "layers.01" is another name
         layer = int(numbers[0]) if numbers else None
         key = layer, "#".join(parts[::2])

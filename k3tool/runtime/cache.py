@@ -98,7 +98,7 @@ def open_source(options: RunOptions) -> Source:
     """
     path, folders = options.source, (options.source, *options.beside)
     require_apart(folders)
-    if (path / SHARDS_NAME).exists():
+    if os.path.exists(path / SHARDS_NAME):
         shards = Shards.open_spread(folders, options.eps)
         if options.tp not in (None, shards.tp):
             raise UsageError("--tp", got=options.tp, need=f"{shards.tp}, the shards' degree")

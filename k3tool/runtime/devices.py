@@ -4,6 +4,7 @@ Of a file that lies in several, each gives as much as its rate is a part of thei
 shortest queues come to (kernels_cpu/devices.c). It reads headers and no weight.
 """
 
+import os
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -22,7 +23,7 @@ Holders = tuple[int, ...]  # numbers of the folders that hold a file
 def open_ranks(folders: Sequence[Path]) -> list[RankWeights]:
     """Return every rank's weights. Raises: UsageError, ArtifactError as a run does."""
     require_apart(folders)
-    if not (folders[0] / SHARDS_NAME).exists():
+    if not os.path.exists(folders[0] / SHARDS_NAME):
         return [RankWeights(open_spread(folders), 1)]
     shards = Shards.open_spread(folders)
     ranks = [RankWeights(shards.rank(rank), shards.tp) for rank in range(shards.tp)]

@@ -3,6 +3,7 @@
 It compiles and counts; it starts no rank and reads no weight but to measure the device.
 """
 
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -166,11 +167,11 @@ def _compiler(
 
 def model_of(source: Path, tp: int | None) -> tuple[K3Config, int]:
     """Return config and degree of shards, of a checkpoint, or of a config.json alone."""
-    if (source / SHARDS_NAME).exists():
+    if os.path.exists(source / SHARDS_NAME):
         shards = Shards.open(source)
         return shards.config, shards.tp
-    if source.is_file() or not (source / INDEX_NAME).exists():
-        config = K3Config.load(source if source.is_file() else source / CONFIG_NAME)
+    if os.path.isfile(source) or not os.path.exists(source / INDEX_NAME):
+        config = K3Config.load(source if os.path.isfile(source) else source / CONFIG_NAME)
     else:
         with Checkpoint.open(source) as checkpoint:
             config = checkpoint.config

@@ -17,10 +17,11 @@ from k3tool.checkpoint.reader import Checkpoint
 from k3tool.checkpoint.regular_file import MOST_BYTES, read_regular
 from k3tool.checkpoint.shard_writer import shard_checkpoint
 from k3tool.checkpoint.shards import Shards
+from k3tool.checkpoint.side_files import GENERATION_CONFIG
 from k3tool.errors import ArtifactError
 from k3tool.model.config import K3Config
 from k3tool.runtime.expert_trace import read_expert_trace
-from k3tool.runtime.stop_ids import GENERATION_CONFIG, stop_ids
+from k3tool.runtime.stop_ids import stop_ids
 
 Run = Callable[..., Any]
 
