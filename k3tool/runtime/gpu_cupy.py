@@ -69,7 +69,7 @@ class CupyDevice:
         # %globaltimer counts nanoseconds, s_memrealtime the 100 MHz of the reference clock.
         self.ticks_per_second = 1e8 if is_hip else 1e9
         self._held: list[int] = []
-        self._modules: list[Any] = []
+        self._modules: dict[bytes, Any] = {}
         self._streams: dict[int, int] = {}
         self._copies = self._new_stream()
 
@@ -141,11 +141,12 @@ class CupyDevice:
 
     def load(self, data: bytes, name: str) -> Any:
         """Return a kernel. Raises: TargetError where the driver refuses the object."""
-        module = self._module()
         try:
-            module.load(data)
-            self._modules.append(module)
-            return module.get_function(name)
+            if data not in self._modules:
+                module = self._module()
+                module.load(data)
+                self._modules[data] = module
+            return self._modules[data].get_function(name)
         except self._errors as error:
             raise TargetError(
                 f"object for {self.name}: {name}", got=_one_line(error),

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -126,16 +127,22 @@ class GpuGroup:
     def _load(self) -> None:
         """Load each phase's kernel, after its object has been asked what it is."""
         isa, device = self._isa, self._device
-        for phases, ops in builds(program_ops(isa)).items():
+
+        def build(one: tuple[tuple[str, ...], tuple[str, ...]]) -> bytes:
+            return device.build(isa.target, *one, self._folder)
+
+        needed = list(builds(program_ops(isa)).items())
+        with ThreadPoolExecutor() as pool:  # a compiler takes most of a minute
+            objects = pool.map(build, needed)
+        for (phases, _), data in zip(needed, objects, strict=True):
             name = f"the interpreter of {isa.target} for {' and '.join(phases)}"
             self._say(name)
-            data = device.build(isa.target, phases, ops, self._folder)
             found = read_identity(data, name)
             for phase in phases:
                 check_object(found, isa, phase)
-                index, build = ALL_PHASES.index(phase), get_build(isa.target, phase)
-                self._kernels[index] = device.load(data, build.kernel)
-                self._lanes[index] = build.lanes
+                index, row = ALL_PHASES.index(phase), get_build(isa.target, phase)
+                self._kernels[index] = device.load(data, row.kernel)
+                self._lanes[index] = row.lanes
             canary = device.load(data, CANARY)
             check_arithmetic(device, canary, found.lanes, self._launch.deadline_seconds)
 

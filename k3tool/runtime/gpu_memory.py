@@ -254,41 +254,38 @@ class RankMemory:
 
     def _launch(self, phase: int, abort_word: int, deadline_ticks: int) -> Array:
         """Return a phase's K3Launch: one segment, the whole step."""
-        row, header, lines = self.phase_row(phase), self.view.header, self._lines()
+        row, tensors = self.phase_row(phase), self.view.sections["tensor", 0]
         windows = self._windows(phase)
-        has_order = "order" in windows
-        tensors = self.view.sections["tensor", 0]
-        heads = {name: int(row[f"{name}_handle"]) for name in ("output", "logits")}
-        values: dict[str, Any] = {
-            "insts": self.at(("inst", phase)), "entries": self.at(("entry", phase)),
-            "waits": self.at(("wait", phase)), "signals": self.at(("signal", phase)),
-            "expect": self.at(("expect", phase)), "windows": self.at(("windows", phase)),
-            "order": self.at(("order", phase)) if has_order else 0,
-            "arrivals": self.at(("arrivals", phase)) if has_order else 0,
-            "ops": self.at(("op", 0)), "gates": self.gates, "abort_word": abort_word,
-            "deadline_ticks": deadline_ticks, "peer_stride": self._stride,
-            "phase": phase, "segment": 0, "n_segments": 1,
-            "n_windows": len(windows["windows"]),
-            "n_domains": windows["arrivals"].shape[1] if has_order else 1,
-            "n_blocks": self.n_blocks, "n_ranks": self.n_ranks,
-            "max_gates": header["max_gates"], "rank": self.rank,
+        domains = windows["arrivals"].shape[1] if "arrivals" in windows else 1
+        values: dict[str, Any] = self._addresses(phase) | {
+            "gates": self.gates, "abort_word": abort_word, "deadline_ticks": deadline_ticks,
+            "peer_stride": self._stride, "phase": phase, "segment": 0, "n_segments": 1,
+            "n_windows": len(windows["windows"]), "n_domains": domains,
+            "n_blocks": self.n_blocks, "n_ranks": self.n_ranks, "rank": self.rank,
+            "max_gates": self.view.header["max_gates"],
         }  # fmt: skip
-        values |= {
-            name: self.at(name)
-            for name in ("results", "tensor", "step", "scratch", "counters", "cursors",
-                         "rendezvous", "control")
-        }  # fmt: skip
-        values |= {f"max_{name}": count for name, count in lines.items()}
+        values |= {f"max_{name}": count for name, count in self._lines().items()}
         values |= {
             name: row[name] for name in ("n_counters", "n_gates", "max_tokens", "scratch_floats")
         }
-        values |= {f"{name}_handle": handle for name, handle in heads.items()}
-        values |= {f"{name}_bytes": tensors[handle]["bytes"] for name, handle in heads.items()}
+        for head in ("output", "logits"):
+            handle = int(row[f"{head}_handle"])
+            values |= {f"{head}_handle": handle, f"{head}_bytes": tensors[handle]["bytes"]}
         assert set(values) == set(LAUNCH_DTYPE.names or ())
         launch = np.zeros(1, LAUNCH_DTYPE)
         for name, value in values.items():
             launch[name] = value
         return launch
+
+    def _addresses(self, phase: int) -> dict[str, Any]:
+        """Return what a launch points to, by field; 0 where this program has none."""
+        plurals = {"inst": "insts", "entry": "entries", "wait": "waits", "signal": "signals"}
+        found = {plurals.get(kind, kind): self.at((kind, phase)) for kind in _PROGRAM}
+        for name in ("windows", "order", "arrivals"):
+            found[name] = self.at((name, phase)) if (name, phase) in self.room.places else 0
+        shared = ("results", "tensor", "step", "scratch", "counters", "cursors", "rendezvous",
+                  "control")  # fmt: skip
+        return found | {name: self.at(name) for name in shared} | {"ops": self.at(("op", 0))}
 
     def write_step(
         self, device: Device, ids: Sequence[int], position: int, head_from: int, epoch: int

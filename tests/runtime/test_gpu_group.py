@@ -208,8 +208,14 @@ def test_a_fault_stops_all_ranks_and_is_named(
 ) -> None:
     device = device_of(device_code, spoil=only_rank_1(spoil) if tp == 2 else spoil)
     start = time.monotonic()
+    group = group_of(program_of(CUDA, tp), device, tmp_path, seconds=1.0)
     with pytest.raises(kind, match=message) as caught:
-        run(group_of(program_of(CUDA, tp), device, tmp_path, seconds=1.0))
+        run(group)
+    rank = group._ranks[-1]  # whose step must not look like a result
+    row = rank.phase_row(1)
+    address = rank.tensor_address(int(row["logits_handle"]))
+    logits = device.download(address, 16 * int(row["logits_cols"]))
+    assert np.isnan(np.frombuffer(logits, "<f4")).all()
     assert time.monotonic() - start < SECONDS * 2
     assert device.is_closed
     assert device.is_idle()
