@@ -160,7 +160,9 @@ class Prices:
                 node = self.graph.nodes[cls]
                 self._widths[cls] = node.width // (self.tp if node.placement == "sharded" else 1)
             else:
-                self._widths[cls] = self._sizes(self.saturated.forms[cls][0])[0]
+                forms = self.saturated.forms[cls]
+                made = next(f for f in forms if SPECS[Op(f.op)].is_emitted)  # by ranks' sizes
+                self._widths[cls] = self._sizes(made)[0]
         return self._widths[cls]
 
     def _slices(self, form: Form) -> int:
