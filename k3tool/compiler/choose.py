@@ -260,8 +260,8 @@ def _ranks(graph: Graph, saturated: Saturated) -> dict[int, float]:
 
     A built value's is its longest way from the leaves, so the form that the builder wrote is among
     them. A new value's lies between its inputs', of all its forms, and the next whole number: below
-    the values that become parts of it. Node ids would not do: a group reads weights that were named after its
-    first member.
+    the values that become parts of it. Node ids would not do: a group reads weights that were named
+    after its first member.
     """
     ranks: dict[int, float] = {}
     for cls in sorted(saturated.forms):
