@@ -296,9 +296,7 @@ class _Reader:
             if self._match(right, node, values, numbers):
                 yield from self._forms(self._build(left, values, numbers))
 
-    def _bind(
-        self, term: Term, node: int, values: dict[str, int], numbers: dict[str, int]
-    ) -> bool:
+    def _bind(self, term: Term, node: int, values: dict[str, int], numbers: dict[str, int]) -> bool:
         """Match as `_match` does; leave no binding behind where it does not."""
         tried, counted = dict(values), dict(numbers)
         if not self._match(term, node, tried, counted):

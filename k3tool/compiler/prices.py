@@ -161,8 +161,9 @@ class Prices:
                 self._widths[cls] = node.width // (self.tp if node.placement == "sharded" else 1)
             else:
                 forms = self.saturated.forms[cls]
-                made = next(f for f in forms if SPECS[Op(f.op)].is_emitted)  # by ranks' sizes
-                self._widths[cls] = self._sizes(made)[0]
+                # A form that no rank computes would count the elements of all of them.
+                made = (f for f in forms if isinstance(f.op, Op) and SPECS[f.op].is_emitted)
+                self._widths[cls] = self._sizes(next(made))[0]
         return self._widths[cls]
 
     def _slices(self, form: Form) -> int:
