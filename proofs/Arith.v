@@ -29,6 +29,7 @@ Class Step :=
 Notation Vec := (list F).
 Notation Mat := (list (list F)). (* rows; an activation is one row a token *)
 Notation Stack := (list (list (list F))). (* of experts, ranks, blocks, or the values of a group *)
+Notation Slots := (list (list (list F))). (* of a token, a row for each of its experts *)
 (* Expert matrices as stored: a row is blocks of elements, each under one scale. *)
 Notation Quant := (list (list (list (F * list F)))).
 Notation Route := (list (list (nat * F))). (* a token's experts, ascending, with weights *)

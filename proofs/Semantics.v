@@ -54,6 +54,7 @@ Section Semantics.
   (* A term of a sum does not round. x_bf16 says what x is; nothing is computed with it. *)
   Definition sem_GEMV_BF16_BLOCKS (x w : Mat) (x_bf16 : nat) : Stack :=
     map (fun r => map (fun row => map (fun wr => dot (share r wr) (share r row)) w) x) (seq 0 ranks).
+  Definition sem_GEMV_REDUCED (x w : Mat) (x_bf16 rd : nat) : Mat := map (matvec rd w) x.
   Definition sem_SITU_GEMV_BLOCKS (g u w : Mat) (beta linear : F) (rd : nat) : Stack :=
     map (fun r => zipw (fun gr ur => map (fun wr =>
       total (zip3 (fun c a b => c * rnd rd (situ beta linear a b)) (share r wr) (share r gr) (share r ur))) w)
@@ -379,6 +380,13 @@ Section Semantics.
     map (fun r => zipw (fun row rt => vsum 0 (zipw (fun slot e =>
         map (fun wr => snd e * dot (share r wr) (share r slot)) (nth (fst e) w2 []))
       (chunks (length row / top_k) row) rt)) x route) (seq 0 ranks).
+  (* The whole products, and what the route's weights make of them. *)
+  Definition sem_MOE_DOWN_EACH (x : Mat) (route : Route) (w2 : Stack) (top_k x_bf16 : nat) : Slots :=
+    zipw (fun row rt => zipw (fun slot e => map (fun wr => dot wr slot) (nth (fst e) w2 []))
+      (chunks (length row / top_k) row) rt) x route.
+  Definition sem_MOE_COMBINE (y : Slots) (route : Route) (top_k rd : nat) : Mat :=
+    zipw (fun slots rt =>
+      map (rnd rd) (vsum 0 (zipw (fun slot e => map (fun v => snd e * v) slot) slots rt))) y route.
   Definition sem_MOE_DOWN_MXFP4 (x : Mat) (route : Route) (w2 : Quant) (top_k x_bf16 : nat) : Stack :=
     map (fun r => zipw (fun row rt => vsum 0 (zipw (fun slot e => expert r w2 (fst e) (snd e) slot)
       (chunks (length row / top_k) row) rt)) x route) (seq 0 ranks).
@@ -437,6 +445,8 @@ Section Semantics.
   Definition sized3 (e n w : nat) (x : Stack) : Prop := length x = e /\ Forall (sized n w) x.
   Definition quantised (e n w : nat) (x : Quant) : Prop :=
     length x = e /\ Forall (fun m => sized n w (map numbers m)) x.
+  Definition slotted (n w : nat) (x : Slots) : Prop :=
+    length x = n /\ Forall (fun rows => length (concat rows) = w) x.
   (* A route row has two words an expert. *)
   Definition routed (n w : nat) (x : Route) : Prop :=
     length x = n /\ Forall (fun row => (2 * length row)%nat = w) x.

@@ -328,6 +328,8 @@ class _Dice(NamedTuple):
                 [(i, self._number(0)) for i in sorted(self.rng.sample(ids, shape[0] // 2))]
                 for _ in range(self.draw.tokens)
             ]
+        if sort == "Slots":
+            return self._values((self.draw.tokens, sizes["top_k"], sizes["R"]))
         if operand.role == "weight" or (operand.role == "state" and len(shape) > 1):
             return self._values(shape)
         if operand.role == "state":

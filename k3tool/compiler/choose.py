@@ -240,11 +240,13 @@ def _require_forms(graph: Graph, saturated: Saturated, forms: Container[int]) ->
     for cls in (saturated.class_of[node] for node in graph.outputs):
         if cls in forms:
             continue
+        named = cls
         while made := [f for f in saturated.forms[cls] if _is_instruction(f.op)]:
             cls = next(i for i in made[0].inputs if i not in forms)
-        op = original(graph, saturated, cls).op
+            named = cls if cls < len(graph.names) else named  # or a new value inside the last one
+        op = saturated.forms[cls][0].op
         assert isinstance(op, Op), op
-        raise K3Error(f"e-graph: {graph.names[cls]}", got=f"{op.name}, which is no instruction",
+        raise K3Error(f"e-graph: {graph.names[named]}", got=f"{op.name}, which is no instruction",
                       need="a rule that makes one of it")  # fmt: skip
 
 
@@ -257,9 +259,9 @@ def _ranks(graph: Graph, saturated: Saturated) -> dict[int, float]:
     """Return numbers such that forms that only read smaller ones can be mixed without a cycle.
 
     A built value's is its longest way from the leaves, so the form that the builder wrote is among
-    them. A new value's lies between its inputs' and the next whole number: below the values that
-    become parts of it. Node ids would not do: a group reads weights that were named after its
-    first member.
+    them. A new value's lies between its inputs', of all its forms, and the next whole number: below
+    the values that become parts of it. Node ids would not do: a group reads weights that were named
+    after its first member.
     """
     ranks: dict[int, float] = {}
     for cls in sorted(saturated.forms):
@@ -267,7 +269,7 @@ def _ranks(graph: Graph, saturated: Saturated) -> dict[int, float]:
             inputs = original(graph, saturated, cls).inputs
             ranks[cls] = 1 + max((ranks[i] for i in inputs), default=-1)
         else:
-            below = min(
+            below = max(
                 max(ranks[i] for i in form.inputs)
                 for form in saturated.forms[cls]
                 if all(i in ranks for i in form.inputs)

@@ -224,6 +224,8 @@ def _variable(rule: Rule, name: str, sort: str, shape: tuple[int, ...]) -> Any:
         ]
     if sort == "Quant":
         return _quantised(name, shape)
+    if sort == "Slots":  # of two experts, as a count that sizes leave free is
+        return symbols(name, (TOKENS, 2, shape[0] // 2))
     if sort == "Vec" or roles & {"weight"} or (roles & {"state"} and len(shape) > 1):
         return symbols(name, shape)
     if roles & {"state"}:

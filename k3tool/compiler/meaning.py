@@ -185,7 +185,10 @@ class _Reader:
         self.parts = [node for node, meaning in pairs if meaning is None]
         whole = [meaning for meaning in meanings if meaning is not None]
         # What some rule makes whole and none does here is no part of anything either.
-        stray = any(self.graph.nodes[node].op in _MADE_BY for node in self.parts)
+        stray = any(
+            all(self.graph.nodes[form].op in _MADE_BY for form in self._forms(node))
+            for node in self.parts
+        )
         if stray or any(meaning >= self.n_model for meaning in whole):
             return [], f"is no value of the model: {self._describe(spec, handles, row)}"
         return whole, None
@@ -284,6 +287,24 @@ class _Reader:
         assert isinstance(found.op, Op)
         return self.graph.add(found.op, "?", whole, **{k: int(v) for k, v in found.attrs})
 
+    def _forms(self, node: int) -> Iterator[int]:
+        """Yield a value as it is, then as what rules make it from, step by step."""
+        yield node
+        for left, right in _MADE_BY.get(self.graph.nodes[node].op, ()):
+            values: dict[str, int] = {}
+            numbers: dict[str, int] = {}
+            if self._match(right, node, values, numbers):
+                yield from self._forms(self._build(left, values, numbers))
+
+    def _bind(self, term: Term, node: int, values: dict[str, int], numbers: dict[str, int]) -> bool:
+        """Match as `_match` does; leave no binding behind where it does not."""
+        tried, counted = dict(values), dict(numbers)
+        if not self._match(term, node, tried, counted):
+            return False
+        values |= tried
+        numbers |= counted
+        return True
+
     def _match(
         self, term: Term, node: int, values: dict[str, int], numbers: dict[str, int]
     ) -> bool:
@@ -297,7 +318,7 @@ class _Reader:
                 return False
         for item, i in zip(term.inputs, found.inputs, strict=True):
             if isinstance(item, Term):
-                if not self._match(item, i, values, numbers):
+                if not any(self._bind(item, form, values, numbers) for form in self._forms(i)):
                     return False
             elif values.setdefault(item, i) != i:
                 return False

@@ -160,7 +160,10 @@ class Prices:
                 node = self.graph.nodes[cls]
                 self._widths[cls] = node.width // (self.tp if node.placement == "sharded" else 1)
             else:
-                self._widths[cls] = self._sizes(self.saturated.forms[cls][0])[0]
+                forms = self.saturated.forms[cls]
+                # A form that no rank computes would count the elements of all of them.
+                made = (f for f in forms if isinstance(f.op, Op) and SPECS[f.op].is_emitted)
+                self._widths[cls] = self._sizes(next(made))[0]
         return self._widths[cls]
 
     def _slices(self, form: Form) -> int:

@@ -194,7 +194,8 @@ def _mixed_linears(name: str, op: Op, values: str, *where: str) -> Rule:
 
 
 RULES: tuple[Rule, ...] = (
-    # Lowerings: only they make instructions of what the graph says of experts and of the token.
+    # Lowerings: only they make instructions of what the graph says of experts and of the token, and
+    # of a product whose columns are divided over ranks.
     _rule(
         "dequant-up-fuse",
         "(MOE_UP z route (DEQUANT_MXFP4 w) :top_k k :round round)",
@@ -204,6 +205,18 @@ RULES: tuple[Rule, ...] = (
         "dequant-down-fuse",
         "(MOE_DOWN x route (DEQUANT_MXFP4 w2) :top_k k :x_bf16 x_bf16)",
         "(MOE_DOWN_MXFP4 x route w2 :top_k k :x_bf16 x_bf16)",
+    ),
+    # The weighted sum goes into the ranks' products, so that one sum over ranks is left, not top_k.
+    _rule(
+        "expert-combine-fuse",
+        "(MOE_COMBINE (MOE_DOWN_EACH x route w2 :top_k k :x_bf16 x_bf16) route"
+        " :top_k k :round round)",
+        "(ALL_REDUCE (MOE_DOWN x route w2 :top_k k :x_bf16 x_bf16) :round round)",
+    ),
+    _rule(
+        "down-reduce-fuse",
+        "(GEMV_REDUCED x w :x_bf16 x_bf16 :round round)",
+        "(ALL_REDUCE (GEMV_BF16_BLOCKS x w :x_bf16 x_bf16) :round round)",
     ),
     _rule(
         "argmax-fold-fuse",

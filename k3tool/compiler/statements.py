@@ -25,11 +25,13 @@ STATEMENTS = PROOFS / "gen" / "Statements.v"
 # What a value is, where it is not one row a token: by the op table's names of operands.
 _SORTS = {"blocks": "Stack", "group": "Stack", "route": "Route"}
 # Expert matrices are as stored, elements under scales, but for the ops that take them in numbers.
-_IN_NUMBERS = {Op.MOE_UP, Op.MOE_DOWN}
+_IN_NUMBERS = {Op.MOE_UP, Op.MOE_DOWN, Op.MOE_DOWN_EACH}
+# A token's value is a row an expert, not yet added up.
+_BY_EXPERT = {(Op.MOE_COMBINE, "y")}
 # A rank's logits beside the other ranks': what the choice of the token is folded from.
 _BY_RANK = {(Op.ARGMAX, "logits")}
-# What a meaning needs of the arithmetic beyond a field.
-_LAWS = {Op.ARGMAX: "ordered"}
+# What a meaning needs beyond a field: of the arithmetic, or of the run.
+_LAWS = {Op.ARGMAX: "ordered", Op.MOE_DOWN_EACH: "0 < ranks", Op.GEMV_REDUCED: "0 < ranks"}
 # Shapes of states, which the table of sizes leaves out, in its letters: taps are the last three
 # inputs, `s` one matrix a head, the cache a row a position.
 _STATES = {"taps": ("3", "C"), "s": ("H", "head_dim", "head_dim"), "cache": ("latent+rope",)}
@@ -79,7 +81,9 @@ def statements_file(rules: Sequence[Rule] = RULES) -> str:
 
 
 def operand_sort(op: Op, operand: Operand) -> str:
-    """Return what an operand's value is in the proofs: Vec, Mat, Stack, Quant or Route."""
+    """Return what an operand's value is in the proofs: Vec, Mat, Stack, Slots, Quant or Route."""
+    if (op, operand.name) in _BY_EXPERT:
+        return "Slots"
     if operand.role == "peer" or (op, operand.name) in _BY_RANK:
         return "Stack"
     if operand.role == "weight":
@@ -221,6 +225,8 @@ class _Statement:
             self.premises.append(f"{'sized' if sort == 'Mat' else 'sized3'} {sizes} {x}")
         elif operand.role == "state":
             self.premises.append(f"wide {sizes} {x}")
+        elif sort == "Slots":
+            self.premises.append(f"slotted n_tokens {sizes} {x}")
         elif sort == "Route":
             self.premises.append(f"routed n_tokens {sizes} {x}")
         elif sort == "Stack":

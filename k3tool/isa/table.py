@@ -49,6 +49,9 @@ class Op(IntEnum):
     MOE_UP = 6
     MOE_DOWN = 7
     ARGMAX_ALL = 8
+    MOE_DOWN_EACH = 9
+    MOE_COMBINE = 10
+    GEMV_REDUCED = 11
     # dense products
     EMBED_BF16 = 16
     GEMV_BF16 = 17
@@ -133,8 +136,8 @@ Role = Literal["in", "peer", "weight", "state", "inout", "out", "load"]
 Unit = Literal["token", "row", "column", "channel", "head", "page", "step", "member", "block"]
 # Where the result lives. "replicated": the same on every rank; "follow": as the first "in" operand;
 # "weight": rows of the weight, so sharded when the weight is split by rows; "partial": a subtree of
-# a row-parallel sum, to be reduced.
-Placement = Literal["replicated", "follow", "weight", "partial"]
+# a row-parallel sum, to be reduced; "reduced": the whole of such a sum, which only the graph says.
+Placement = Literal["replicated", "follow", "weight", "partial", "reduced"]
 ParamKind = Literal["u32", "f32", "u32_per_rank"]
 _ROLES: dict[str, Role] = {role: role for role in get_args(Role)}
 _KINDS: dict[str, ParamKind] = {kind: kind for kind in get_args(ParamKind)}
@@ -367,6 +370,9 @@ _ROWS: tuple[OpSpec, ...] = (
     _row(Op.DEQUANT_MXFP4,     "weight:w out:y",                                    "",                                             "step",    1, "weight",     scratch.none,      "y = every expert's matrix in numbers: scale of the block times element; a name in the graph, no instruction", targets=()),
     _row(Op.MOE_UP,            "z route weight:w out:y",                            "top_k:u32:experts round:flag:1",               "row",     8, "weight",     scratch.none,      "y[t,s,r] = w[expert s][r] . z[t], of matrices in numbers; a name in the graph, no instruction", targets=()),
     _row(Op.MOE_DOWN,          "x route weight:w2 out:y",                           "top_k:u32:experts x_bf16:flag:1",              "row",     8, "partial",    scratch.none,      "y[t,r] = sum over experts of w_e * (w2[e][r] . x[t,s]), of matrices in numbers; a name in the graph, no instruction", targets=()),
+    _row(Op.MOE_DOWN_EACH,     "x route weight:w2 out:y",                           "top_k:u32:experts x_bf16:flag:1",              "row",     8, "reduced",    scratch.none,      "y[t,s,r] = w2[expert s][r] . x[t,s] over all columns, of matrices in numbers; a name in the graph, no instruction", targets=()),
+    _row(Op.MOE_COMBINE,       "y route out:out",                                   "top_k:u32:experts round:flag:1",               "row",     8, "replicated", scratch.none,      "out[t,r] = sum over experts of w_e * y[t,s,r]; a name in the graph, no instruction", targets=()),
+    _row(Op.GEMV_REDUCED,      "x weight:w out:y",                                  "x_bf16:flag:1 round:flag:1",                   "row",     8, "reduced",    scratch.none,      "y[t,r] = w[r] . x[t] over all columns; a name in the graph, no instruction", targets=()),
     _row(Op.ARGMAX_ALL,        "logits out:y",                                      "",                                             "step",    1, "replicated", scratch.none,      "y[t] = (best, lowest index, second best) of the whole vocabulary; a name in the graph, no instruction", targets=()),
     _row(Op.EMBED_BF16,        "weight:table out:y",                                "vocab:u32:rows",                               "column", 16, "replicated", scratch.none,      "y[t] = table[token_id[t]]: a move"),
     _row(Op.GEMV_BF16,         "x weight:w out:y",                                  "K:u32:elements head_only:u32:flag round:flag:1", "row",     8, "weight",     scratch.gemv,      "y[t,r] = rule3(w[r], x[t]); head_only: tokens from head_from on", whole="x"),

@@ -1,10 +1,10 @@
 """The operator graph of the K3 text model: every layer in primitive ops, collectives included.
 
 Fused ops do not appear here; rewrite rules make them. Some forms are no instruction of any target
-(expert matrices in numbers, the choice over the whole vocabulary): rules have to make instructions
-of them. Collectives are nodes at every TP degree, 1 included: a sum over ranks of a row-parallel
-product, or the ranks' shards side by side. The formulas are the spec's sections C.1 to C.5; state
-is updated in place and is an input.
+(expert matrices in numbers, each expert's output by itself, a row-parallel product as a whole, the
+choice over the whole vocabulary): rules have to make instructions of them, and sums over ranks of
+the products. Shards side by side are nodes at every TP degree, 1 included. The formulas are the
+spec's sections C.1 to C.5; state is updated in place and is an input.
 """
 
 from collections.abc import Mapping
@@ -103,12 +103,10 @@ class _Builder:
         return self.graph.add(Op.RMSNORM, name, [x, weight], eps=self.eps(site), round=self.round)
 
     def reduced(self, x: int, leaf: str, name: str) -> int:
-        """Return a row-parallel product and its sum over the ranks, which is what rounds."""
+        """Return a product whose columns are divided over ranks: the whole sum is what rounds."""
         weight = self.weight(f"{leaf}.weight")
-        part = self.graph.add(
-            Op.GEMV_BF16_BLOCKS, f"{name}.partial", [x, weight], x_bf16=self.round
-        )
-        return self.graph.add(Op.ALL_REDUCE, name, [part], round=self.round)
+        flags = {"x_bf16": self.round, "round": self.round}
+        return self.graph.add(Op.GEMV_REDUCED, name, [x, weight], **flags)
 
     def plus(self, a: int, b: int, name: str) -> int:
         return self.graph.add(Op.ADD, name, [a, b], round=self.round)
@@ -259,10 +257,10 @@ class _Builder:
         gate = add(Op.MOE_UP, f"{root}.w1", [z, route, w1], **rounded)
         up = add(Op.MOE_UP, f"{root}.w3", [z, route, w3], **rounded)
         e = self.situ(gate, up, f"{root}.act")
-        inputs = [e, route, w2]
-        y = add(Op.MOE_DOWN, f"{root}.y.partial", inputs, top_k=top_k, x_bf16=self.round)
-        # Reduced before the norm, which is not linear.
-        y = add(Op.ALL_REDUCE, f"{root}.y", [y], round=self.round)
+        each = {"top_k": top_k, "x_bf16": self.round}
+        y = add(Op.MOE_DOWN_EACH, f"{root}.w2", [e, route, w2], **each)
+        # Added up before the norm, which is not linear.
+        y = add(Op.MOE_COMBINE, f"{root}.y", [y, route], **rounded)
         site = "routed_expert_norm"
         y = self.norm(y, f"{root}.{site}", site, f"{root}.y_unit")
         shard = self.linear(y, f"{root}.routed_expert_up_proj", f"{root}.up.shard")

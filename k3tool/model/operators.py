@@ -37,6 +37,9 @@ SIZES: dict[Op, str] = {
     Op.DEQUANT_MXFP4: "w:E,R,K -> E,R,K",
     Op.MOE_UP: "z:K route:2*top_k w:E,R,K -> top_k*R",
     Op.MOE_DOWN: "x:top_k*K route:2*top_k w2:E,R,K -> R",
+    Op.MOE_DOWN_EACH: "x:top_k*tp*S route:2*top_k w2:E,R,tp*S -> top_k*R",
+    Op.MOE_COMBINE: "y:top_k*R route:2*top_k -> R",
+    Op.GEMV_REDUCED: "x:tp*S w:R,tp*S -> R",
     Op.ARGMAX_ALL: "logits:V -> 4",
     Op.EMBED_BF16: "table:V,W -> W",
     Op.EMBED_PUSH: "table:V,W blocks:W -> W",
@@ -293,6 +296,9 @@ def place(
         case "partial":
             _need_split(name, spec, splits, ("cols",))
             return "partial"
+        case "reduced":
+            _need_split(name, spec, splits, ("cols",))
+            return "replicated"
         case "weight":
             _need_split(name, spec, splits, ("rows", "replicate"))
             return "sharded" if "rows" in splits.values() else "replicated"
@@ -306,7 +312,7 @@ def _needed(spec: OpSpec, operand: Operand, first: Placement | None) -> Placemen
         return "sharded" if (spec.op, operand.name) in _GATHERED else "partial"
     if (spec.op, operand.name) in _PLACES:
         return _PLACES[spec.op, operand.name]
-    if spec.placement == "partial":
+    if spec.placement in ("partial", "reduced"):
         return "sharded" if first is None else "replicated"
     if spec.placement in ("replicated", "weight") or spec.unit == "token":
         return "replicated"

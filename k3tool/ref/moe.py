@@ -92,6 +92,24 @@ def moe_down_mxfp4(x: Array, route: Array, w2: Experts) -> Array:
     return y
 
 
+def moe_down_each(x: Array, route: Array, w2: Experts) -> Array:
+    """Return each chosen expert's output by itself. Shapes: x (T, k*K) -> (T, k*R)."""
+    ids, _ = split_route(route)
+    rows = x.reshape(*ids.shape, -1)
+    parts = [(where, rows[where] @ w2[expert].T) for expert, where in _chosen(route)]
+    y = np.empty((*ids.shape, parts[0][1].shape[1]))
+    for where, part in parts:
+        y[where] = part
+    return y.reshape(len(x), -1)
+
+
+def moe_combine(y: Array, route: Array, *, round: int = 0) -> Array:
+    """Add the chosen experts' outputs, each times its weight. Shapes: y (T, k*R) -> (T, R)."""
+    _, weight = split_route(route)
+    rows = y.reshape(*weight.shape, -1)
+    return rounded((weight[..., None] * rows).sum(axis=1), round)
+
+
 def moe_glu_topk(
     z: Array,
     scores: Array,

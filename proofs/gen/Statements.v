@@ -35,6 +35,33 @@ Section Statements.
     (sem_MOE_DOWN x route (sem_DEQUANT_MXFP4 w2) k x_bf16) =
     (sem_MOE_DOWN_MXFP4 x route w2 k x_bf16).
 
+  (* expert-combine-fuse *)
+  Definition stmt_expert_combine_fuse : Prop :=
+    forall (R_0 S_1 E_1 R_1 W_2 K_3 E_3 R_3 : nat) (k : nat) (round : nat) (x_bf16 : nat) (x : Mat) (route : Route) (w2 : Stack),
+    0 < k ->
+    0 < ranks ->
+    sized n_tokens (k*ranks*S_1)%nat x ->
+    routed n_tokens (2*k)%nat route ->
+    sized3 E_1 R_1 (ranks*S_1)%nat w2 ->
+    (k*R_1)%nat = (k*R_0)%nat ->
+    sized n_tokens (k*K_3)%nat x ->
+    sized3 E_3 R_3 K_3 w2 ->
+    R_3 = W_2 ->
+    (sem_MOE_COMBINE (sem_MOE_DOWN_EACH x route w2 k x_bf16) route k round) =
+    (sem_ALL_REDUCE (sem_MOE_DOWN x route w2 k x_bf16) round).
+
+  (* down-reduce-fuse *)
+  Definition stmt_down_reduce_fuse : Prop :=
+    forall (S_0 R_0 W_1 K_2 R_2 : nat) (x_bf16 : nat) (round : nat) (x : Mat) (w : Mat),
+    0 < ranks ->
+    sized n_tokens (ranks*S_0)%nat x ->
+    sized R_0 (ranks*S_0)%nat w ->
+    sized n_tokens K_2 x ->
+    sized R_2 K_2 w ->
+    R_2 = W_1 ->
+    (sem_GEMV_REDUCED x w x_bf16 round) =
+    (sem_ALL_REDUCE (sem_GEMV_BF16_BLOCKS x w x_bf16) round).
+
   (* argmax-fold-fuse *)
   Definition stmt_argmax_fold_fuse : Prop :=
     forall (V_0 S_1 V_3 : nat) (logits : Stack),

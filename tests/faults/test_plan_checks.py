@@ -34,6 +34,7 @@ from stages.cli import run_command
 from tests.isa import plans
 
 Mistake = Callable[[Plan], Plan]
+PART = f"decode.{plans.PART}"
 
 
 def with_phase(plan: Plan, **change: Any) -> Plan:
@@ -123,7 +124,7 @@ MISTAKES: list[tuple[str, Mistake, str, str]] = [
     ("reads what nobody wrote", handle(1, 0, "decode.y"), "C memory", "packet 1 (RMSNORM)"),
     ("another phase's buffer", handle(1, 0, "prefill.x"), "C memory", "belongs to phase prefill"),
     ("beyond the arena", tensor("decode.y", offset=3 * 4 * H), "C memory", "packet 3"),
-    ("beyond the peer segment", tensor("decode.part", offset=512), "C memory", "in the peer"),
+    ("beyond the peer segment", tensor(PART, offset=512), "C memory", "in the peer"),
     ("writes a weight", handle(1, 2, "norm"), "D ordered", "y (out) is norm (weight)"),
     ("a peer that is local", handle(3, 1, "decode.h"), "D ordered", "not a peer buffer"),
     ("half a row", packet(1, unit_cols=1), "B records", "packet 1 (RMSNORM)"),
@@ -133,8 +134,8 @@ MISTAKES: list[tuple[str, Mistake, str, str]] = [
     ("between alignments", tensor("decode.y", offset=516), "C tensors", "need a multiple of 256"),
     ("a weight beside its place", tensor("norm", offset=256), "C tensors", "a place of its own"),
     ("a weight of one phase", tensor("norm", phase="decode"), "C tensors", "outlives phases"),
-    ("peers across phases", tensor("decode.part", offset=0), "D steps",
-     "decode packet 2 (GEMV_BF16_BLOCKS) may write decode.part"),
+    ("peers across phases", tensor(PART, offset=0), "D steps",
+     f"decode packet 2 (GEMV_BF16_BLOCKS) may write {PART}"),
 ]  # fmt: skip
 
 
@@ -158,7 +159,7 @@ def test_a_reused_buffer_needs_the_order_that_reuse_takes() -> None:
 def test_a_peers_result_needs_a_gate_even_where_local_counts_are_right() -> None:
     plan = wait(3, 2, 4)(packet(2, counter=2, threshold=4)(plans.plan()))
     found = check_ordered(Order(plan, plan.phases["decode"]))[1]
-    text = "read after write of decode.part not ordered after packet 2 (GEMV_BF16_BLOCKS) on every"
+    text = f"read after write of {PART} not ordered after packet 2 (GEMV_BF16_BLOCKS) on every"
     assert text in found[0]
 
 

@@ -13,10 +13,12 @@ from k3tool.isa.columns import GATE, PACKET_DIGEST, PACKET_REARM, WAIT_DTYPE, em
 from k3tool.isa.table import ALL_PHASES, SPECS, Op
 
 H, V, RANKS, WORKGROUPS = 64, 128, 2, 4
-MADE_BY = ("reduce-residual-fuse", "argmax-fold-fuse")
+MADE_BY = ("down-reduce-fuse", "reduce-residual-fuse", "argmax-fold-fuse")
 RULE_OF = {
-    Op.ALL_REDUCE_ADD: MADE_BY[0], Op.ARGMAX: MADE_BY[1], Op.ARGMAX_FOLD: MADE_BY[1],
+    Op.GEMV_BF16_BLOCKS: MADE_BY[0], Op.ALL_REDUCE_ADD: MADE_BY[1],
+    Op.ARGMAX: MADE_BY[2], Op.ARGMAX_FOLD: MADE_BY[2],
 }  # fmt: skip
+PART = "sum.gemv_bf16_blocks"  # what the first rule makes inside its root
 # Bytes of the peer segment that hold candidates in both phases: were they anything else in one of
 # them, a fast rank's next step would overwrite what a slow one still folds.
 CANDIDATES = 256  # three rows of 16, and the next buffer on its alignment
@@ -35,7 +37,7 @@ def tensors(phase: str, tokens: int) -> list[Tensor]:
         own("h", "arena", (tokens, H), row),
         own("y", "arena", (tokens, H), 2 * row),
         own("r", "arena", (tokens, H), row),
-        own("part", "peer", (tokens, H), CANDIDATES),
+        own(PART, "peer", (tokens, H), CANDIDATES),
         own("token.argmax", "peer", (tokens, 4), 0),
         own("logits", "logits", (tokens, V // RANKS)),
         own("token", "output", (tokens, 4)),
@@ -65,8 +67,8 @@ def phase(name: str, tokens: int, handle: dict[str, int]) -> Phase:
     rows = [
         (Op.EMBED_BF16, "embed x", [V], (4, H, 16, 1), [], None),
         (Op.RMSNORM, "x norm h", [eps], (tokens, H, 0, 1), [0], None),
-        (Op.GEMV_BF16_BLOCKS, "h o part", [H, 4], (H, H, 1, 8), [1], 0),
-        (Op.ALL_REDUCE_ADD, "x part y", [], (H // 16, H, 16, 1), [2], None),
+        (Op.GEMV_BF16_BLOCKS, f"h o {PART}", [H, 4], (H, H, 1, 8), [1], 0),
+        (Op.ALL_REDUCE_ADD, f"x {PART} y", [], (H // 16, H, 16, 1), [2], None),
         (Op.RMSNORM, "y norm r", [eps], (tokens, H, 0, 1), [3], None),
         (Op.GEMV_BF16, "r lm_head logits", [H, 1], (V // RANKS, V // RANKS, 1, 8), [4], None),
         (Op.ARGMAX, "logits token.argmax", [V // RANKS, V // RANKS], (1, 4, 0, 1), [5], 1),
@@ -89,7 +91,7 @@ def phase(name: str, tokens: int, handle: dict[str, int]) -> Phase:
         row["wait_ofs"], row["n_waits"] = len(waits), len(after)
         waits += [(packets["counter"][p], packets["threshold"][p]) for p in after]
     made_by = tuple(
-        (2 * ALL_PHASES.index(name) + MADE_BY.index(rule),) if rule else ()
+        (len(MADE_BY) * ALL_PHASES.index(name) + MADE_BY.index(rule),) if rule else ()
         for rule in (RULE_OF.get(row[0]) for row in rows)
     )
     row_bytes = 4 * H * tokens
@@ -111,8 +113,9 @@ def plan() -> Plan:
         Fired(rule, f"{name}.{root}", binding.replace("@", f"{name}."), True)
         for name in ALL_PHASES
         for rule, root, binding in (
-            (MADE_BY[0], "y", "residual=@x x=@part"),
-            (MADE_BY[1], "token", "logits=@logits"),
+            (MADE_BY[0], "sum", "x=@h w=o x_bf16=0 round=0"),  # a value inside the next rule's
+            (MADE_BY[1], "y", f"residual=@x x=@{PART}"),
+            (MADE_BY[2], "token", "logits=@logits"),
         )
     )
     return Plan(table, phases, params, fired)

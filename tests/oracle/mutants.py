@@ -116,13 +116,13 @@ FEED_FORWARD = (
     op("top-k without the bias", Op.ROUTER_TOPK, wrong.router_with(choose="unbiased")),
     op("softmax router", Op.ROUTER_TOPK, wrong.router_with(weigh="softmax")),
     op("ids sorted, weights not", Op.ROUTER_TOPK, wrong.router_weights_in_choice_order),
-    op("experts averaged", Op.MOE_DOWN, wrong.down_without_weights),
+    op("experts averaged", Op.MOE_COMBINE, wrong.combine_without_weights),
     edit("latent norm missing", skip(Op.RMSNORM, ".y_unit")),
     edit("latent norm eps 1e-6", wiring.eps(".y_unit", 1e-6), EPS),
     Mutant(
         "latent norm per expert",
         ops={
-            Op.MOE_DOWN: wrong.down_norms_each_expert,
+            Op.MOE_DOWN_EACH: wrong.down_norms_each_expert,
             Op.RMSNORM: wrong.rmsnorm_weight_only_at_eps_one,
         },
         edit=wiring.eps(".y_unit", 1.0),

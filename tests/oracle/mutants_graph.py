@@ -104,7 +104,7 @@ def block_opened_after_attention(
     copy: Copy, node: Node, name: str, inputs: list[int]
 ) -> int | None:
     """Push the prefix with this layer's attention output in it; the new prefix starts as it is."""
-    if not (node.op is Op.ALL_REDUCE and name.endswith(".self_attn.out")):
+    if not (node.op is Op.GEMV_REDUCED and name.endswith(".self_attn.out")):
         return None
     layer = name.removesuffix(".self_attn.out")
     if f"{layer}.blocks" not in copy.old.names:

@@ -256,7 +256,7 @@ def router_weights_in_choice_order(
 
 def down_norms_each_expert(x: Array, route: Array, w2: Experts) -> Array:
     """Norm before the weighted sum; the norm's weight comes after it, which is the same place."""
-    ids, weight = split_route(route)
+    ids, _ = split_route(route)
     rows = x.reshape(len(x), ids.shape[1], -1)
     y = np.stack(
         [
@@ -264,13 +264,13 @@ def down_norms_each_expert(x: Array, route: Array, w2: Experts) -> Array:
             for pair in zip(ids, rows, strict=True)
         ]
     )
-    return np.einsum("tk,tkr->tr", weight, rmsnorm(y, np.ones(y.shape[-1]), eps=1e-5))
+    return rmsnorm(y, np.ones(y.shape[-1]), eps=1e-5).reshape(len(x), -1)
 
 
-def down_without_weights(x: Array, route: Array, w2: Experts) -> Array:
+def combine_without_weights(y: Array, route: Array) -> Array:
     ids, weight = split_route(route)
     even = np.full_like(weight, 1.0 / weight.shape[1])
-    return moe.moe_down_mxfp4(x, np.concatenate([ids, even], axis=1), w2)
+    return moe.moe_combine(y, np.concatenate([ids, even], axis=1))
 
 
 # -- stored formats ------------------------------------------------------------------------------

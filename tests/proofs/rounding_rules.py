@@ -13,6 +13,13 @@ _CASES = {
     "drops-the-inner-rounding": (
         "(ADD (ADD a b {r}) c {r})", "(ADD (ADD a b) c {r})",
     ),
+    "rounds-a-sum-of-experts-once-less": (
+        "(MOE_COMBINE (MOE_DOWN_EACH x route w2 :top_k k) route :top_k k {r})",
+        "(ALL_REDUCE (MOE_DOWN x route w2 :top_k k))",
+    ),
+    "rounds-a-product-once-less": (
+        "(GEMV_REDUCED x w {r})", "(ALL_REDUCE (GEMV_BF16_BLOCKS x w))",
+    ),
     "rounds-what-was-not": (
         "(ADD residual (ALL_REDUCE x))", "(ALL_REDUCE_ADD residual x {r})",
     ),

@@ -199,6 +199,12 @@ def test_stored_experts_are_the_references() -> None:
     got = MEANINGS[Op.MOE_DOWN_MXFP4](FLOATS, x.tolist(), pairs, stored2, TOP, 0)
     want = REFERENCE[Op.MOE_DOWN](x, route, list(w2))
     np.testing.assert_allclose(np.sum(got, axis=0), want, rtol=1e-12)
+    each = MEANINGS[Op.MOE_DOWN_EACH](FLOATS, x.tolist(), pairs, w2.tolist(), TOP, 0)
+    flat = REFERENCE[Op.MOE_DOWN_EACH](x, route, list(w2))
+    np.testing.assert_allclose(np.reshape(each, flat.shape), flat, rtol=1e-12)
+    got = MEANINGS[Op.MOE_COMBINE](FLOATS, each, pairs, TOP, 0)
+    np.testing.assert_allclose(got, want, rtol=1e-12)
+    np.testing.assert_allclose(REFERENCE[Op.MOE_COMBINE](flat, route), want, rtol=1e-12)
 
 
 def test_the_choice_is_the_references() -> None:

@@ -171,6 +171,30 @@ WRONG_RULES: tuple[Rule, ...] = (
         where=("(MOE_DOWN x other (DEQUANT_MXFP4 w2) :top_k k)",),
     ),
     make_rule(
+        "combines-by-another-route",
+        (
+            "(MOE_COMBINE (MOE_DOWN_EACH x route w2 :top_k k) route :top_k k)",
+            "(ALL_REDUCE (MOE_DOWN x other w2 :top_k k))",
+        ),
+        where=("(MOE_DOWN x other w2 :top_k k)",),
+    ),
+    make_rule(
+        "combines-a-part-of-the-columns",
+        (
+            "(MOE_COMBINE (MOE_DOWN_EACH x route w2 :top_k k) route :top_k k)",
+            "(ALL_GATHER (MOE_DOWN x route w2 :top_k k))",
+        ),
+    ),
+    make_rule(
+        "puts-terms-of-a-sum-side-by-side",
+        ("(GEMV_REDUCED x w)", "(ALL_GATHER (GEMV_BF16_BLOCKS x w :x_bf16 0))"),
+    ),
+    make_rule(
+        "reduces-the-product-of-another-weight",
+        ("(GEMV_REDUCED x w)", "(ALL_REDUCE (GEMV_BF16_BLOCKS x other))"),
+        where=("(GEMV_REDUCED x other)",),
+    ),
+    make_rule(
         "folds-the-choice-of-other-logits",
         ("(ARGMAX_ALL (ALL_GATHER logits))", "(ARGMAX_FOLD (ARGMAX other))"),
         where=("(ALL_GATHER other)",),

@@ -118,8 +118,6 @@ def test_leaves_have_the_stack_they_need_or_are_not_run(
     words += ["--ids", ",".join(map(str, range(1, 40))), "--gen", "2", "--cache", tmp_path]
     words += ["--ignore-eos", "--threads", "2"]
     command = f"ulimit {limit}; exec " + " ".join(f"'{word}'" for word in words)
-    done = subprocess.run(
-        command, shell=True, capture_output=True, text=True, cwd=REPO, timeout=60
-    )
+    done = subprocess.run(command, shell=True, capture_output=True, text=True, cwd=REPO, timeout=60)
     assert done.returncode == code, done.stderr
     assert says in done.stderr

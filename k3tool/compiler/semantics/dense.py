@@ -123,6 +123,7 @@ MEANINGS: Mapping[Op, Callable[..., Any]] = {
     Op.EMBED_PUSH: lambda a, table, blocks, index: _push(a, _embed(a, table), blocks, index),
     Op.GEMV_BF16: _linear,
     Op.GEMV_BF16_BLOCKS: _blocks,
+    Op.GEMV_REDUCED: lambda a, x, w, x_bf16, rd: _linear(a, x, w, 0, rd),
     Op.SITU_GEMV_BLOCKS: _situ_blocks,
     Op.NORM_GEMV_BF16: _norm_linear,
     Op.GLU_BF16: glu,

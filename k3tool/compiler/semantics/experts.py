@@ -58,6 +58,24 @@ def _moe_down(a: Algebra, x: Mat, route: Route, w2: Stack, k: int, x_bf16: int) 
     return [[row(r, xs, rt) for xs, rt in rows_of(x, route)] for r in range(a.ranks)]
 
 
+def _moe_down_each(a: Algebra, x: Mat, route: Route, w2: Stack, k: int, x_bf16: int) -> Stack:
+    return [
+        [
+            [dot(wr, slot) for wr in w2[i]]
+            for slot, (i, _) in zip(chunks(len(xs) // k, xs), rt, strict=True)
+        ]
+        for xs, rt in rows_of(x, route)
+    ]
+
+
+def _moe_combine(a: Algebra, y: Stack, route: Route, k: int, rd: int) -> Mat:
+    def row(slots: Mat, rt: list[tuple[int, Number]]) -> Vec:
+        parts = [[w * c for c in slot] for slot, (_, w) in zip(slots, rt, strict=True)]
+        return [a.rnd(rd, total(list(ys))) for ys in zip(*parts, strict=True)]
+
+    return [row(slots, rt) for slots, rt in rows_of(y, route)]
+
+
 def _moe_glu_topk(a: Algebra, *x: Any) -> Mat:
     z, scores, bias, w1, w3, k, *constants = x
     route = [[(i, None) for i in a.choose(k, row, bias)] for row in scores]
@@ -127,6 +145,8 @@ MEANINGS: Mapping[Op, Callable[..., Any]] = {
     Op.MOE_UP_MXFP4: lambda a, z, rt, w, k, rd: _moe_up(a, z, rt, numbers(w), k, rd),
     Op.MOE_GLU_MXFP4: _moe_glu,
     Op.MOE_DOWN: _moe_down,
+    Op.MOE_DOWN_EACH: _moe_down_each,
+    Op.MOE_COMBINE: _moe_combine,
     Op.MOE_DOWN_MXFP4: lambda a, x, rt, w2, k, bf16: _moe_down(a, x, rt, numbers(w2), k, bf16),
     Op.MOE_GLU_TOPK: _moe_glu_topk,
     Op.MOE_DOWN_TOPK: _moe_down_topk,

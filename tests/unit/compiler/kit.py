@@ -87,6 +87,9 @@ class Kit:
     def reduced(self, x: int) -> int:
         return self.add(Op.ALL_REDUCE, self.add(Op.GEMV_BF16_BLOCKS, x, self.w("down")))
 
+    def row_parallel(self, x: int) -> int:
+        return self.add(Op.GEMV_REDUCED, x, self.w("down"))
+
     def experts(self, name: str) -> int:
         return self.add(Op.DEQUANT_MXFP4, self.w(name))
 

@@ -66,7 +66,10 @@ def test_an_unknown_rule_is_refused_by_name() -> None:
         rules_without(("no-such-rule",))
 
 
-LOWERINGS = ("dequant-up-fuse", "dequant-down-fuse", "argmax-fold-fuse")
+LOWERINGS = (
+    "dequant-up-fuse", "dequant-down-fuse", "expert-combine-fuse", "down-reduce-fuse",
+    "argmax-fold-fuse",
+)  # fmt: skip
 
 
 @pytest.mark.parametrize("name", LOWERINGS)
@@ -79,7 +82,9 @@ def test_a_rule_that_no_plan_can_do_without_is_refused_by_name(name: str) -> Non
 @pytest.mark.parametrize(
     ("name", "at"),
     [("dequant-up-fuse", "w1: got MOE_UP"),
-     ("dequant-down-fuse", "y.partial: got MOE_DOWN"),
+     ("dequant-down-fuse", "moe.y: got MOE_DOWN"),
+     ("expert-combine-fuse", "moe.y: got MOE_COMBINE"),
+     ("down-reduce-fuse", "self_attn.out: got GEMV_REDUCED"),
      ("argmax-fold-fuse", "token: got ARGMAX_ALL")],
 )  # fmt: skip
 def test_a_graph_of_which_something_is_no_instruction_is_not_extracted(
@@ -284,6 +289,39 @@ def down_as_stored(kit: Kit) -> int:
     return kit.add(Op.MOE_DOWN_MXFP4, _e(kit, x), kit.route(x), kit.w("w2"), top_k=TOP_K)
 
 
+def _each(kit: Kit, x: int, **attrs: int) -> int:
+    inputs = _e(kit, x), kit.route(x), kit.experts("w2")
+    return kit.add(Op.MOE_DOWN_EACH, *inputs, top_k=TOP_K, **attrs)
+
+
+def combined(kit: Kit) -> int:
+    x = kit.x()
+    return kit.add(Op.MOE_COMBINE, _each(kit, x), kit.route(x), top_k=TOP_K)
+
+
+def combined_by_another_route(kit: Kit) -> int:
+    # The outputs of one choice of experts under the weights of another.
+    x = kit.x()
+    return kit.add(Op.MOE_COMBINE, _each(kit, x), kit.route(kit.norm(x)), top_k=TOP_K)
+
+
+def combined_down(kit: Kit) -> int:
+    return kit.add(Op.ALL_REDUCE, down_in_numbers(kit))
+
+
+def row_parallel(kit: Kit) -> int:
+    return kit.row_parallel(kit.linear(kit.x(), "q"))
+
+
+def column_parallel(kit: Kit) -> int:
+    # Every rank has whole rows: there is nothing to add up.
+    return kit.linear(kit.x(), "q")
+
+
+def gathered_rows(kit: Kit) -> int:
+    return _gathered(kit, kit.x())
+
+
 def token(kit: Kit) -> int:
     logits = kit.linear(kit.x(), "head", head_only=1)
     return kit.add(Op.ARGMAX_ALL, kit.add(Op.ALL_GATHER, logits))
@@ -310,6 +348,8 @@ def later_block(kit: Kit) -> int:
 CASES: list[tuple[str, Callable[[Kit], int], tuple[Callable[[Kit], int], ...]]] = [
     ("dequant-up-fuse", up_in_numbers, (up_as_stored, down_in_numbers)),
     ("dequant-down-fuse", down_in_numbers, (down_as_stored, up_in_numbers)),
+    ("expert-combine-fuse", combined, (combined_by_another_route, combined_down)),
+    ("down-reduce-fuse", row_parallel, (column_parallel, gathered_rows, combined)),
     ("argmax-fold-fuse", token, (token_folded, token_of_a_whole)),
     ("embed-block-fuse", first_block, (later_block,)),
     ("norm-linear-fuse", norm_linear, (lambda k: k.linear(k.x(), "q"),)),
@@ -387,6 +427,8 @@ def expected_counts(config: K3Config) -> dict[str, int]:
     return {
         "dequant-up-fuse": 2 * moe,
         "dequant-down-fuse": moe,
+        "expert-combine-fuse": moe,
+        "down-reduce-fuse": layers + dense + moe,  # o_proj, the dense down, the shared experts'
         "argmax-fold-fuse": 1,
         "embed-block-fuse": 1,
         "norm-linear-fuse": linears,
@@ -455,7 +497,7 @@ def test_every_fused_packet_names_the_rules_that_made_it(oracle: Callable[[str],
                 continue
             makers = made_by[op] & set(rules)
             assert makers
-            if op in (Op.ATTN_PART, Op.ARGMAX, *PACKINGS):
+            if op in (Op.ATTN_PART, Op.ARGMAX, Op.GEMV_BF16_BLOCKS, *PACKINGS):
                 continue  # a value inside a right side: the rule's roots are others
             for out in SPECS[op].outputs:
                 name = plan.operand(phase.name, packet, out.name).name

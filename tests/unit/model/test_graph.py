@@ -53,8 +53,10 @@ def test_counts_of_the_released_model(graph: Graph) -> None:
     assert counts[Op.KDA_STEP] == 69
     assert counts[Op.MLA_ATTEND] == 24
     assert counts[Op.ROUTER_TOPK] == 92
-    # After o_proj; dense down; a MoE layer's latent sum and its shared experts.
-    assert counts[Op.ALL_REDUCE] == 93 + 1 + 2 * 92
+    # o_proj; dense down; shared experts, beside a MoE layer's latent sum.
+    assert counts[Op.GEMV_REDUCED] == 93 + 1 + 92
+    assert counts[Op.MOE_DOWN_EACH] == counts[Op.MOE_COMBINE] == 92
+    assert not counts[Op.ALL_REDUCE], "rules make the sums over ranks"
     assert counts[Op.ALL_GATHER] == 92 + 1, "routed_expert_up_proj, and the logits"
     assert counts[Op.DEQUANT_MXFP4] == 3 * 92
     assert counts[Leaf.STATE] == 69 * 4 + 24
@@ -88,7 +90,7 @@ def test_layer_0_has_no_mix_before_attention(graph: Graph) -> None:
 
 def test_the_routed_norm_comes_after_the_sum_over_ranks(graph: Graph) -> None:
     norm = graph.nodes[by_name(graph, "layers.5.block_sparse_moe.y_unit")]
-    assert graph.nodes[norm.inputs[0]].op is Op.ALL_REDUCE
+    assert graph.nodes[norm.inputs[0]].op is Op.MOE_COMBINE
     route = graph.nodes[by_name(graph, "layers.5.block_sparse_moe.scores")]
     assert route.inputs[0] == by_name(graph, "layers.5.mlp_in"), "the router reads x, not z"
 
@@ -121,7 +123,7 @@ def test_places_follow_the_split(graph: Graph) -> None:
 
     assert place("layers.0.self_attn.f_a") == "replicated"
     assert place("layers.0.self_attn.f") == "sharded"
-    assert place("layers.0.self_attn.out.partial") == "partial"
+    assert place("layers.0.self_attn.gated") == "sharded"
     assert place("layers.0.self_attn.out") == "replicated"
     assert place("layers.1.block_sparse_moe.up.shard") == "sharded"
     assert place("logits") == "sharded"
@@ -188,7 +190,7 @@ ROUNDED = {
 EXACT = {
     "q_unit", "q_scaled", "k_unit", "decay", "beta", "o_unit", "q_conv", "k_conv", "v_conv",
     "scores", "route", "logits", "all_logits", "numbers", "token", "embed", "blocks",
-    "cap", "sigmoid", "linear", "partial",
+    "cap", "sigmoid", "linear", "w2",
 }  # fmt: skip
 
 
