@@ -18,7 +18,7 @@
 #define K3P_UNROLL _Pragma("GCC unroll 16")
 #define K3P_ROWS 16u
 #define K3P_TOKENS 6u       /* side by side: 24 accumulators */
-#define K3P_FEW 12u         /* tokens, at most, of products that decode MXFP4 on their way */
+#define K3P_FEW 8u         /* tokens, at most, of products that decode MXFP4 on their way */
 #define K3P_BATCH 64u       /* tokens whose x is packed together, at most */
 #define K3P_CHUNKS 64u      /* of the longest block */
 #define K3P_TILE 128u       /* rows whose block sums are kept, a multiple of K3P_ROWS */
