@@ -162,7 +162,11 @@ class CupyDevice:
     def launch(
         self, kernel: Any, n_blocks: int, lanes: int, arguments: Sequence[int], stream: int
     ) -> None:
-        """Start a cooperative launch; HIP's is plain, and resident because its grid fits."""
+        """Start a cooperative launch.
+
+        HIP's is plain, and resident because its grid fits: HIP runs cooperative launches one after
+        the other, whatever their streams, and ranks that wait for each other would never end.
+        """
         values = (ctypes.c_uint64 * len(arguments))(*arguments)
         step = ctypes.sizeof(ctypes.c_uint64)
         places = (ctypes.c_void_p * len(arguments))(

@@ -62,8 +62,6 @@ class GpuGroup:
     It owns the device and closes it.
     """
 
-    is_direct = False  # weights lie in the device's memory
-
     def __init__(
         self, launch: Launch, isa: Isa, device: Device, folder: Path, say: Callable[[str], None]
     ) -> None:
@@ -131,13 +129,12 @@ class GpuGroup:
         def build(one: tuple[tuple[str, ...], tuple[str, ...]]) -> bytes:
             return device.build(isa.target, *one, self._folder)
 
+        self._say(f"compiling or reading the interpreters of {isa.target}")
         needed = list(builds(program_ops(isa)).items())
         with ThreadPoolExecutor() as pool:  # a compiler takes most of a minute
             objects = pool.map(build, needed)
         for (phases, _), data in zip(needed, objects, strict=True):
-            name = f"the interpreter of {isa.target} for {' and '.join(phases)}"
-            self._say(name)
-            found = read_identity(data, name)
+            found = read_identity(data, f"interpreter of {isa.target} for {' and '.join(phases)}")
             for phase in phases:
                 check_object(found, isa, phase)
                 index, row = ALL_PHASES.index(phase), get_build(isa.target, phase)

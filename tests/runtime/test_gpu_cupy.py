@@ -21,6 +21,7 @@ from k3tool.runtime.gpu_build import object_of
 from k3tool.runtime.gpu_compilers import Kernel
 from k3tool.runtime.gpu_cupy import open_device
 from k3tool.runtime.gpu_group import GpuGroup
+from k3tool.runtime.gpu_source import op_names
 from k3tool.runtime.ranks import Launch
 from tests.kernels.emulated_device import EmulatedDevice
 from tests.kernels.fake_cupy import fake_cupy, refuse
@@ -111,9 +112,12 @@ def test_memory_of_a_launch_that_runs_is_not_freed(opened: Any) -> None:
 # ---- objects ------------------------------------------------------------------------------------
 
 
-def test_an_object_is_compiled_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    kernel = Kernel("k3_interp", 200, 0, 0, 0, 0, 0)
-    made = Compiled(CUDA, "nvcc 1", (kernel,), (), b"an object", "")
+def test_an_object_is_compiled_once(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, device_code: Code
+) -> None:
+    kernel, phases = Kernel("k3_interp", 200, 0, 0, 0, 0, 0), ("decode", "prefill")
+    code, ops = device_code("cuda"), op_names("cuda", "decode")
+    made = Compiled(CUDA, "nvcc 1", (kernel,), (), code, "")
     calls: list[str] = []
 
     def compiler(source: Any, target: str) -> Compiled:
@@ -122,16 +126,21 @@ def test_an_object_is_compiled_once(monkeypatch: pytest.MonkeyPatch, tmp_path: P
 
     monkeypatch.setattr(gpu_build, "find_compiler", lambda target: compiler)
     for _ in range(2):
-        assert object_of(CUDA, ("decode",), ("ADD",), tmp_path) == b"an object"
+        assert object_of(CUDA, phases, ops, tmp_path) == code
     assert len(calls) == 1
-    object_of(CUDA, ("decode",), ("ADD", "MUL"), tmp_path)
+    (kept,) = tmp_path.glob("gpu-*.object")
+    kept.write_bytes(code[:5000])
+    assert object_of(CUDA, phases, ops, tmp_path) == code
     assert len(calls) == 2
+    with pytest.raises(TargetError, match=r"ops: got .*, need "):
+        object_of(CUDA, phases, ops[1:], tmp_path)
+    kept.unlink()
     made = replace(made, kernels=(replace(kernel, spills=4),))
     with pytest.raises(UnsoundError, match="4 spilled"):
-        object_of(CUDA, ("decode",), ("MUL",), tmp_path)
+        object_of(CUDA, phases, ops, tmp_path)
     monkeypatch.setattr(gpu_build, "find_compiler", lambda target: None)
     with pytest.raises(TargetError, match="compiler for cuda:sm_90a: got none, need nvcc"):
-        object_of(CUDA, ("decode",), ("MUL",), tmp_path)
+        object_of(CUDA, phases, ops, tmp_path)
 
 
 def test_the_place_is_a_module() -> None:
