@@ -319,6 +319,8 @@ def open_artifact(
     path = Path(path)
     if not os.path.isfile(path):  # unlike Path's, it says no to a name too long to exist
         got = "a folder" if os.path.isdir(path) else "no such file"
+        if got != "a folder" and os.path.exists(path):
+            got = "no regular file"
         raise ArtifactError(str(path), got=got, need=f"{a_kind(kind)}, a file", hint=how_made(kind))
     _check_user_block(path, kind)
     try:

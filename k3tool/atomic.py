@@ -4,6 +4,7 @@ A killed process can leave a hidden temporary sibling behind, never a half-writt
 """
 
 import contextlib
+import errno
 import os
 import shutil
 import stat
@@ -11,6 +12,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from k3tool.checkpoint.names import refuse_read_name
 from k3tool.errors import K3Error, UsageError
 
 
@@ -40,11 +42,14 @@ def artifact_output(path: Path, kind: str, option: str = "-o") -> Output:
 def check_outputs(outputs: Sequence[Output], inputs: Sequence[Path]) -> None:
     """Refuse to write over an input, another output, or what is not of the output's own kind.
 
+    A new file may do harm as well: see refuse_read_name.
+
     A rename replaces whatever stands there, a device node or the checkpoint's config included, so
     this is asked before any work. Raises: UsageError naming the option.
     """
     taken = [(path, "an input of this command") for path in inputs]
     for output in outputs:
+        refuse_read_name(output.path, f"{output.option}: {output.path}")
         for path, what in taken:
             if _same(output.path, path):
                 raise UsageError(f"{output.option}: {output.path}", got=what, need="another file")
@@ -89,6 +94,17 @@ def system_words(error: OSError) -> str:
     return os.strerror(error.errno) if error.errno else str(error)
 
 
+def disk_hint(error: OSError) -> str:
+    """Return the next step after what the system says of an output."""
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return "free some room there, or write somewhere else"
+    if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
+        return "write somewhere else, or as a user who may write there"
+    if error.errno == errno.EIO:
+        return "the disk fails: write somewhere else"
+    return "write somewhere else"
+
+
 @contextlib.contextmanager
 def atomic_path(path: Path) -> Iterator[Path]:
     """Yield a temporary sibling of `path`; fsync and rename it there on success, else remove it.
@@ -102,7 +118,8 @@ def atomic_path(path: Path) -> Iterator[Path]:
         os.replace(temporary, path)
         fsync(path.parent)
     except OSError as error:
-        raise K3Error(str(path), got=system_words(error), need="a writable file") from None
+        got, hint = system_words(error), disk_hint(error)
+        raise K3Error(str(path), got=got, need="a writable file", hint=hint) from None
     finally:
         with contextlib.suppress(OSError):
             temporary.unlink(missing_ok=True)
@@ -122,9 +139,10 @@ def atomic_folder(out: Path) -> Iterator[Path]:
     """Yield a new folder beside `out` that takes its name on success and vanishes on failure.
 
     An `out` that exists must be an empty folder.
-    Raises: K3Error (exit 1) when the folder cannot be written.
+    Raises: UsageError as refuse_read_name; K3Error (exit 1) when the folder cannot be written.
     """
     out = Path(os.path.abspath(out))  # "." has no name to stand beside
+    refuse_read_name(out, str(out))
     building = out.parent / f".{out.name}.{os.getpid()}.partial"
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
@@ -132,6 +150,10 @@ def atomic_folder(out: Path) -> Iterator[Path]:
         yield building
         building.rename(out)
     except OSError as error:
-        raise K3Error(str(out), got=system_words(error), need="a writable folder") from None
+        got, hint = system_words(error), disk_hint(error)
+        raise K3Error(str(out), got=got, need="a writable folder", hint=hint) from None
+    except K3Error as error:  # of a file in it: its folder has a name that nobody knows
+        error.object = error.object.replace(str(building), str(out))
+        raise
     finally:
         shutil.rmtree(building, ignore_errors=True)

@@ -48,6 +48,42 @@ def test_an_output_is_never_an_input(k3tool: Run, writable: Run, plan: Path) -> 
         assert file.read_bytes() == before
 
 
+READ_NAMES = (
+    "new.safetensors", "model-00001-of-000011.safetensors.part", "model.safetensors.index.json",
+    "generation_config.json", "tokenizer.json", "shards.h5", "rank.h5", "rank-00-of-02",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("name", READ_NAMES)
+def test_no_output_has_a_name_that_a_checkpoint_is_read_by(
+    k3tool: Run, writable: Run, plan: Path, name: str
+) -> None:
+    folder = writable("tiny_tp8")
+    out = folder / name
+    out.unlink(missing_ok=True)
+    before = sorted(folder.iterdir())
+    for command in (
+        ("inspect", folder, "-o", out),
+        ("inspect", folder, "--values", "--fingerprint", out),
+        ("compile-plan", folder, "--tp", 1, "-o", out),
+        ("emit-isa", plan, "-o", out),
+        ("run", folder, "--ids", 1, "-o", out),
+        ("run", folder, "--ids", 1, "--logits", out),
+        ("shard", folder, "--tp", 2, "-o", out),
+        ("sample", out),
+    ):
+        done = k3tool(*command)
+        assert (done.code, done.out) == (2, ""), (command, done)
+        assert "a name that the checkpoint in that folder would be read by" in done.err
+        assert f"hint: write outside {folder}" in done.err
+        assert sorted(folder.iterdir()) == before
+    if "index" not in name:  # the controls: another name, another folder
+        assert k3tool("inspect", folder, "-o", folder / "coverage.h5").code == 0
+        assert k3tool("inspect", folder).code == 0
+    assert k3tool("inspect", folder, "-o", plan.parent / name).code in (0, 3)
+    assert (plan.parent / name).exists()
+
+
 def test_two_outputs_are_two_files(k3tool: Run, oracle: Run, tmp_path: Path) -> None:
     same = tmp_path / "x.h5"
     other = tmp_path / "sub" / ".." / "x.h5"
@@ -105,7 +141,8 @@ def test_a_file_size_limit_is_one_line_and_leaves_nothing(plan: Path) -> None:
         preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000)),
     )  # fmt: skip
     assert (done.returncode, done.stdout) == (1, "")
-    assert done.stderr.count("\n") == 1
+    assert done.stderr.count("\n") == 2
+    assert "hint: write somewhere else" in done.stderr
     assert sorted(path.name for path in plan.parent.iterdir()) == ["plan.h5"]
 
 
