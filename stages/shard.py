@@ -155,7 +155,7 @@ def _check(
     verbose: bool,
 ) -> None:
     with progress_of("check") as progress:
-        info = check_shards(shards, checkpoint, jobs, progress, ranks)
+        info = check_shards(shards, checkpoint, jobs, progress, ranks, _say)
     if as_json:
         click.echo(json.dumps(check_as_dict(info), indent=1))
     else:
@@ -165,7 +165,7 @@ def _check(
             str(shards),
             got=f"{len(info.faults)} slices or records that differ",
             need="the bytes of the checkpoint",
-            hint="shard those ranks again with --rank and --force",
+            hint="shard again with --force; of ranks alone, with --rank too",
         )
     if info.missing:
         here = "".join(f" --rank {rank}" for rank in info.ranks)

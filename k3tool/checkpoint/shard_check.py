@@ -5,8 +5,9 @@ of its records shows, and reads both sides whole. A slice with another rank's ra
 """
 
 import hashlib
+import os
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -16,9 +17,16 @@ import numpy.typing as npt
 
 from k3tool.artifact import Artifact, open_artifact
 from k3tool.checkpoint.headers import TensorInfo
+from k3tool.checkpoint.index import INDEX_NAME
 from k3tool.checkpoint.reader import Checkpoint
 from k3tool.checkpoint.shard_copy import BLOCK_BYTES, SHA256_BYTES
-from k3tool.checkpoint.shard_plan import Entry, FileJob, ShardPlan, plan_shards
+from k3tool.checkpoint.shard_plan import (
+    Entry,
+    FileJob,
+    ShardPlan,
+    plan_shards,
+    require_splittable,
+)
 from k3tool.checkpoint.shard_provenance import PLAN_COLUMNS, plan_columns
 from k3tool.checkpoint.shard_threads import Tally, each
 from k3tool.checkpoint.shard_writer import chosen_ranks
@@ -27,8 +35,11 @@ from k3tool.checkpoint.shards import (
     RANK_SCHEMA,
     SHARDS_NAME,
     SHARDS_SCHEMA,
+    degree_faults,
+    file_faults,
     rank_folder_name,
     rank_folders,
+    rank_identity,
 )
 from k3tool.checkpoint.unfinished import refuse_unfinished
 from k3tool.errors import ArtifactError, UsageError, listed
@@ -76,10 +87,12 @@ def check_shards(
     jobs: int | None = None,
     progress: Progress | None = None,
     ranks: Sequence[int] | None = None,
+    say: Callable[[str], None] | None = None,
 ) -> CheckInfo:
     """Compare shards, or the `ranks` of them, with the checkpoint they were made from, byte for
     byte.
 
+    What a run would refuse is a fault too, whether or not it is a byte of the checkpoint.
     Raises: ArtifactError when either cannot be read, or the shards are of another checkpoint;
     UsageError for a rank that the degree does not have.
     """
@@ -100,11 +113,12 @@ def check_shards(
             )
         tp = fields.count("tp", least=1, most=MOST_RANKS)
         try:
-            checkpoint.config.check_tp(tp)
+            require_splittable(checkpoint, tp)
         except UsageError as error:  # no option of this command: the file says it
             where = f"{path / SHARDS_NAME}: tp"
             raise ArtifactError(where, got=error.got, need=error.need) from None
-        plan = plan_shards(checkpoint, tp, params_of(artifact).flag("keep_vision"))
+        keep_vision = params_of(artifact).flag("keep_vision")
+        plan = plan_shards(checkpoint, tp, keep_vision, say=say)
         check = _Check(path, plan, artifact, chosen_ranks(tp, ranks))
         check.run(jobs, progress)
         return check.info
@@ -138,6 +152,7 @@ class _Check:
                 where, got=self.rank_file.max(), need=f"rows of {len(self.rank_files)} rank_files"
             )
         self.sha256: dict[int, Array] = {}
+        self.identities: dict[int, str] = {}
         self._lock = threading.Lock()
         self.info = CheckInfo(
             path=path,
@@ -152,7 +167,16 @@ class _Check:
         )
 
     def run(self, jobs: int | None, progress: Progress | None) -> None:
+        for error in (
+            *file_faults(self.info.path, self.artifact),
+            *degree_faults(self.info.path, self.plan.tp),
+        ):
+            name = os.path.relpath(error.object, self.info.path)
+            self.fault(-1, name, str(error.got), str(error.need))
         for rank, folder in self.folders.items():
+            self.identities[rank] = rank_identity(
+                self.info.path, rank, self.plan.tp, self.artifact.digest
+            )
             self.ranks[rank] = Checkpoint.open(folder)
             with open_artifact(folder / RANK_NAME, "rank", RANK_SCHEMA) as artifact:
                 self.sha256[rank] = column(
@@ -161,10 +185,24 @@ class _Check:
         try:
             if self._provenance():
                 each(self.plan.jobs(), self._job, self.tally, jobs, progress, self.info.n_bytes)
+            for rank, opened in self.ranks.items():
+                self._beside(rank, opened)
         finally:
             for opened in self.ranks.values():
                 opened.close()
         self.info.faults.sort()
+
+    def _beside(self, rank: int, folder: Checkpoint) -> None:
+        """Compare what lies beside a rank's tensors: a run goes by it."""
+        if folder.config_bytes != self.plan.checkpoint.config_bytes:
+            self.fault(rank, "config.json", "other bytes", "those of the checkpoint's config.json")
+        if folder.index.from_headers:
+            self.fault(rank, INDEX_NAME, "no such file", "the index that shard wrote")
+        if any(fault.rank == rank for fault in self.info.faults):
+            return
+        if folder.identity != (need := self.identities[rank]):
+            got = f"identity {folder.identity[:16]}.."
+            self.fault(rank, "files of its folder", got, f"{need[:16]}.. by {RANK_NAME}")
 
     def fault(self, rank: int, name: str, got: str, need: str) -> None:
         with self._lock:

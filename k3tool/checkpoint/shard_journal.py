@@ -3,25 +3,34 @@
 Beside the output OUT stands `.OUT.shard` (`.OUT.shard-03` for rank 3 alone): `set/` grows into the
 output, `journal/` has one record for each file whose bytes and name have reached the disk, `key`
 says what the work is for. A record is written after its file, so a kill can lose a record, never
-leave one without its file. Whoever works here holds the lock; a dead process holds none.
+leave one without its file. Whoever works here holds the lock; a dead process holds none. It is
+the first thing in the folder and the last: a folder without it was never ours, and is let alone.
 """
 
 import contextlib
 import fcntl
-import json
 import os
 import shutil
+import stat
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from k3tool.artifact import canonical_json
 from k3tool.atomic import atomic_path
+from k3tool.checkpoint.json_text import parse_json
+from k3tool.checkpoint.regular_file import open_regular
 from k3tool.checkpoint.shard_copy import FileRecord
 from k3tool.checkpoint.unfinished import KEY_NAME
-from k3tool.errors import K3Error, UsageError
+from k3tool.errors import ArtifactError, K3Error, UsageError, listed
 
 Key = Mapping[str, Any]
+LOCK_NAME, MOVES_NAME = "lock", "moves"
+_PLAIN_FILES = {KEY_NAME, LOCK_NAME, MOVES_NAME}
+_FOLDERS = {"set", "candidate", "journal"}
+_MARK = b"k3tool shard\n"
+# Of a key, a record or the moves: a record has 64 letters for each tensor of a file on each rank.
+_MOST_JSON_BYTES = 1 << 28
 
 
 class Work:
@@ -32,7 +41,7 @@ class Work:
         self.path = path
         self.set = path / "set"
         self.candidate = path / "candidate"  # what is here before we know whose the work is
-        self.moves = path / "moves"  # written by k3tool.checkpoint.shard_publish
+        self.moves = path / MOVES_NAME  # written by k3tool.checkpoint.shard_publish
         self._journal = path / "journal"
         self._key = path / KEY_NAME
 
@@ -51,10 +60,10 @@ class Work:
                 left.unlink()
             return True
         found = self._read_key()
-        if found is not None and self.finished_files() and not force:
+        if (found is not None or self._key.exists()) and self.finished_files() and not force:
             raise UsageError(
                 str(self.path),
-                got=f"unfinished shards of {_difference(found, key)}",
+                got=f"unfinished shards of {_difference(found or {}, key)}",
                 need="the same work as before, or none",
                 hint="--force discards them",
             )
@@ -79,10 +88,7 @@ class Work:
             self.discard()
 
     def _read_key(self) -> dict[str, Any] | None:
-        try:
-            found = json.loads(self._key.read_bytes())
-        except (OSError, ValueError):
-            return None
+        found = read_json(self._key)
         return found if isinstance(found, dict) else None
 
     def record(self, record: FileRecord) -> None:
@@ -95,13 +101,13 @@ class Work:
 
     def recall(self, file: str) -> FileRecord | None:
         """Return the record of a finished file, or None if there is none that can be read."""
+        found = read_json(self._journal / f"{file}.json")
         try:
-            found = json.loads((self._journal / f"{file}.json").read_bytes())
             sha256, max_scale = (
                 {int(rank): bytes.fromhex(text) for rank, text in found[column].items()}
                 for column in ("sha256", "max_scale")
             )
-        except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        except (ValueError, KeyError, TypeError, AttributeError):
             return None
         return FileRecord(file, sha256, max_scale)
 
@@ -114,9 +120,10 @@ class Work:
         # The key first: one without its files would be taken for work that goes on.
         self._key.unlink(missing_ok=True)
         for path in self.path.iterdir():
-            if path.is_dir() and path != self.candidate:
-                shutil.rmtree(path)
-            elif path.is_file() and path.name != "lock":
+            if path.is_dir() and not path.is_symlink():
+                if path != self.candidate:
+                    shutil.rmtree(path)
+            elif path.name != LOCK_NAME:
                 path.unlink()
 
     def remove_candidate(self) -> None:
@@ -131,7 +138,10 @@ class Work:
 
 def clear_leftover(path: Path) -> None:
     """Remove a work folder that no rerun could use: its run was killed as it began or ended."""
-    if path.exists() and not (path / KEY_NAME).exists():
+    if not os.path.lexists(path):
+        return
+    require_ours(path)
+    if not (path / KEY_NAME).exists():
         with locked(path) as work:
             work.remove_candidate()
             work.discard()
@@ -143,22 +153,78 @@ def locked(path: Path) -> Iterator[Work]:
 
     Raises: K3Error where another process is at it.
     """
+    if os.path.lexists(path):
+        require_ours(path)
     path.mkdir(parents=True, exist_ok=True)
-    with (path / "lock").open("w") as lock:
+    lock = os.open(path / LOCK_NAME, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
+    try:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            taken = os.fstat(lock.fileno()).st_ino != (path / "lock").stat().st_ino
+            taken = os.fstat(lock).st_ino != (path / LOCK_NAME).stat().st_ino
         except (BlockingIOError, FileNotFoundError):
             taken = True
         if taken:
             raise K3Error(
-                str(path), got="another process that writes these shards", need="one at a time"
-            )
+                str(path), got="another process that writes these shards", need="one at a time",
+                hint="wait until it has ended, or write somewhere else",
+            )  # fmt: skip
+        os.pwrite(lock, _MARK, 0)
         try:
             yield Work(path)
         finally:
-            if path.exists() and not any(entry.name != "lock" for entry in path.iterdir()):
+            if path.exists() and not any(entry.name != LOCK_NAME for entry in path.iterdir()):
                 shutil.rmtree(path)
+    finally:
+        os.close(lock)
+
+
+def require_ours(path: Path) -> None:
+    """Refuse a folder in the work's place that shard did not make. Raises: UsageError.
+
+    It is removed in the end, so a link, another lock or anything of another name is somebody's.
+    """
+    try:
+        got = None if _is_folder(path) else "a link or a file"
+        if got is None:
+            found = [*path.iterdir()]
+            foreign = sorted(entry.name for entry in found if not _is_ours(entry))
+            if foreign:
+                got = f"a folder with {listed(foreign[:3])}, which shard did not write"
+            elif found and not (path / LOCK_NAME).exists():
+                got = "a folder that shard did not make"
+    except FileNotFoundError:
+        return  # another process removes it: its lock will say so
+    if got is not None:
+        raise UsageError(
+            str(path), got=got, need="nothing there: it is where shards grow",
+            hint="move it away, or write somewhere else",
+        )  # fmt: skip
+
+
+def _is_ours(entry: Path) -> bool:
+    if entry.name in _FOLDERS or entry.name == "set.replaced":
+        return _is_folder(entry)
+    if not stat.S_ISREG(entry.lstat().st_mode):
+        return False
+    if entry.name == LOCK_NAME:  # empty: of a run killed before it wrote its mark
+        return entry.stat().st_size <= len(_MARK) and entry.read_bytes() in (b"", _MARK)
+    # The name of atomic_path's temporary, which a kill leaves.
+    name = entry.name[1:].split(".")[0] if entry.name.endswith(".tmp") else entry.name
+    return name in _PLAIN_FILES
+
+
+def _is_folder(path: Path) -> bool:
+    return stat.S_ISDIR(path.lstat().st_mode)
+
+
+def read_json(path: Path) -> Any:
+    """Return what a file of the work folder says; None where there is none that can be read."""
+    try:
+        with open(open_regular(path, "shard's own file"), "rb") as file:
+            data = file.read(_MOST_JSON_BYTES + 1)
+        return parse_json(data) if len(data) <= _MOST_JSON_BYTES else None
+    except (OSError, ValueError, ArtifactError):
+        return None
 
 
 def _write(path: Path, text: str) -> None:
@@ -168,6 +234,8 @@ def _write(path: Path, text: str) -> None:
 
 def _difference(found: Mapping[str, Any], key: Key) -> str:
     """Say in words what the unfinished work is for where that is not what is asked now."""
+    if not found:
+        return "a key that cannot be read"
     for name, what in (("tp", "tp"), ("checkpoint", "checkpoint"), ("ranks", "ranks")):
         if found.get(name) != key[name]:
             return f"{what} {str(found.get(name))[:16]}"

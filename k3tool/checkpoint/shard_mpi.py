@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
 from k3tool.checkpoint.reader import Checkpoint
+from k3tool.checkpoint.shard_sources import Sources
 from k3tool.checkpoint.shard_writer import Say, ShardJob, ShardsInfo, chosen_ranks
 from k3tool.errors import K3Error, TargetError
 from k3tool.progress import Progress
@@ -97,10 +98,11 @@ def shard_mpi(
     with ExitStack() as stack:
 
         def begin() -> ShardJob | None:
+            sources = Sources(ckpt_path)
             checkpoint = stack.enter_context(Checkpoint.open(ckpt_path))
             if not mine:  # more processes than ranks
                 return None
-            job = ShardJob(checkpoint, tp, Path(out), mine, force, every=every, say=say)
+            job = ShardJob(checkpoint, sources, tp, Path(out), mine, force, every=every, say=say)
             job.make_plan(keep_vision)
             stack.enter_context(job.working())
             job.prepare()

@@ -4,8 +4,9 @@ It reads headers, no tensor. The plan is the same on every machine and for every
 that nodes which write one rank each write the same shards.h5.
 """
 
+import time
 from array import array
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -18,6 +19,7 @@ from k3tool.errors import ArtifactError
 from k3tool.model.vision import is_vision
 from k3tool.model.weight_slices import RankSlice, rank_slice
 from k3tool.model.weights import Split, TensorRow, TensorSpec, Where
+from k3tool.progress import EVERY_SECONDS
 
 VISION_REASON = "image side: the text model does not read it"
 PADDING_REASON = "zero padding behind the live heads"
@@ -116,25 +118,43 @@ def folder_bytes(weight_bytes: int, n_tensors: int) -> int:
     return weight_bytes + ENTRY_BYTES * n_tensors
 
 
-def plan_shards(
-    checkpoint: Checkpoint, tp: int, keep_vision: bool, max_file_bytes: int | None = None
-) -> ShardPlan:
-    """Check that a checkpoint is whole and return where each of its bytes goes.
+def require_splittable(checkpoint: Checkpoint, tp: int) -> None:
+    """Refuse, in seconds, a checkpoint that is not whole or cannot be split so.
 
-    Raises: UsageError on an illegal degree; ArtifactError with inspect's first finding.
+    What inspect says comes first: a damaged config may allow no degree. Raises: ArtifactError with
+    inspect's first finding; UsageError on an illegal degree.
     """
     if checkpoint.tp is not None:
         raise ArtifactError(
-            str(checkpoint.path), got="a rank folder of shards", need="a checkpoint"
-        )
-    checkpoint.config.check_tp(tp)
+            str(checkpoint.path), got="a rank folder of shards", need="a checkpoint",
+            hint="name the folder of the checkpoint that these shards were made from",
+        )  # fmt: skip
     require_whole(checkpoint)
+    checkpoint.config.check_tp(tp)
+
+
+def plan_shards(
+    checkpoint: Checkpoint,
+    tp: int,
+    keep_vision: bool,
+    max_file_bytes: int | None = None,
+    say: Callable[[str], None] | None = None,
+) -> ShardPlan:
+    """Return where each byte of a checkpoint goes for which require_splittable has held.
+
+    `say` is told now and then how far it is: half a million tensors take a minute.
+    """
     images = sorted(name for name in checkpoint.index.weight_map if is_vision(name))
     vision = [_vision_spec(checkpoint, name) for name in images] if keep_vision else []
     plan = ShardPlan(checkpoint, tp, vision, max_file_bytes)
     source_row = {name: row for row, name in enumerate(checkpoint.index.files)}
+    heard = time.monotonic()
     for file in _files(plan):
         _place_file(plan, file, source_row)
+        if say is not None and time.monotonic() - heard >= EVERY_SECONDS:
+            heard = time.monotonic()
+            total = len(checkpoint.index.weight_map)
+            say(f"planning: {len(plan.rows.name)} of {total} tensors have a place")
     for name in images if not keep_vision else ():
         info = checkpoint.tensor_info(name)
         plan.dropped.append(Dropped(name, info.file, info.offset, info.n_bytes, VISION_REASON))

@@ -7,17 +7,17 @@ killed in between knows on its return which moves are done.
 
 import ctypes
 import errno
-import json
 import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from k3tool.artifact import canonical_json, open_artifact
+from k3tool.artifact import canonical_json
 from k3tool.atomic import atomic_path, fsync
-from k3tool.checkpoint.shard_journal import Work
-from k3tool.checkpoint.shards import SHARDS_NAME, SHARDS_SCHEMA, rank_folders
-from k3tool.errors import ArtifactError, UsageError
+from k3tool.checkpoint.names import RANK_FOLDER
+from k3tool.checkpoint.shard_journal import Work, read_json
+from k3tool.checkpoint.shard_output import check_content, check_output
+from k3tool.errors import ArtifactError
 
 _AT_FDCWD, _RENAME_EXCHANGE = -100, 2  # linux/fcntl.h, linux/fs.h
 
@@ -28,55 +28,6 @@ class Move(NamedTuple):
     source: str
     target: str
     inode: int
-
-
-def check_output(out: Path, names: Sequence[str], every: Sequence[str], force: bool) -> None:
-    """Refuse, before anything is read, an output that must not be touched.
-
-    `names` are the rank folders to write, `every` those of the whole job (several processes may
-    share it). Raises: UsageError.
-    """
-    if os.path.ismount(out):
-        raise UsageError(str(out), got="a mount point", need="a folder below it")
-    if not out.exists() or (out.is_dir() and not any(out.iterdir())):
-        return
-    if not (out / SHARDS_NAME).is_file():
-        # Never a folder that we did not write, forced or not.
-        raise UsageError(str(out), got="something that is no shards folder", need="a new folder")
-    held = rank_folders(out)
-    if not force and (set(held) & set(names) or _degree(held) != _degree(names)):
-        raise UsageError(
-            str(out),
-            got=f"finished shards ({', '.join(held)})",
-            need="a new folder",
-            hint="--force replaces them",
-        )
-    if _degree(held) != _degree(names) and len(every) < _degree(every):
-        raise UsageError(
-            str(out),
-            got=f"shards of tp {_degree(held)}",
-            need="all ranks of the new degree, or another folder",
-        )
-
-
-def check_content(out: Path, digest: str, names: Sequence[str], every: Sequence[str]) -> bool:
-    """Return whether ranks of shards.h5's `digest` join others that stand at `out`.
-
-    Raises: UsageError where those are of other content and this job does not replace them all.
-    """
-    others = sorted(set(rank_folders(out)) - set(names)) if out.exists() else []
-    joins = bool(others) and _digest(out) == digest
-    if others and not joins and len(every) < _degree(every):
-        raise UsageError(
-            str(out),
-            got=f"shards of other content ({', '.join(others)})",
-            need="shards of this checkpoint with these options, or another folder",
-        )
-    return joins
-
-
-def _degree(names: Sequence[str]) -> int:
-    return int(names[0].rsplit("-", 1)[1]) if names else 0
 
 
 def publish(
@@ -91,7 +42,7 @@ def publish(
         if not work.moves.exists():
             _note_moves(work, out, digest, names, every, force)
         try:
-            for move in _noted(work):
+            for move in noted_moves(work, out):
                 _carry_out(out.parent, move, replace=force)
             break
         except OSError as error:
@@ -104,7 +55,7 @@ def publish(
 def is_published(work: Work, out: Path) -> bool:
     """Return whether all noted moves were made, and only the tidying was cut off."""
     return work.moves.exists() and all(
-        _inode(out.parent / move.target) == move.inode for move in _noted(work)
+        _inode(out.parent / move.target) == move.inode for move in noted_moves(work, out)
     )
 
 
@@ -125,8 +76,31 @@ def _note_moves(
         temporary.write_text(canonical_json(moves))
 
 
-def _noted(work: Work) -> list[Move]:
-    return [Move(*values) for values in json.loads(work.moves.read_bytes())]
+def noted_moves(work: Work, out: Path) -> list[Move]:
+    """Return the moves that were noted. Raises: ArtifactError where they are not of our folders."""
+    found = read_json(work.moves)
+    values = found if isinstance(found, list) else [found]
+    moves = [Move(*move) for move in values if _is_move(move)]
+    legal = [move for move in moves if _is_legal(move, work, out)]
+    if not legal or len(legal) != len(values):
+        raise ArtifactError(
+            str(work.moves), got="no list of moves", need="what shard wrote there",
+            hint="--force discards the unfinished shards",
+        )  # fmt: skip
+    return legal
+
+
+def _is_move(values: object) -> bool:
+    return isinstance(values, list) and [type(value) for value in values] == [str, str, int]
+
+
+def _is_legal(move: Move, work: Work, out: Path) -> bool:
+    """Return whether a move is one that we note: the set to its name, or a rank into a set."""
+    source, target = work.path.parent / move.source, out.parent / move.target
+    if (source, target) == (work.set, out):
+        return True
+    name = target.name
+    return bool(RANK_FOLDER.fullmatch(name)) and (source, target) == (work.set / name, out / name)
 
 
 def _carry_out(parent: Path, move: Move, *, replace: bool) -> None:
@@ -158,11 +132,3 @@ def _inode(path: Path) -> int:
         return path.stat().st_ino
     except OSError:
         return -1
-
-
-def _digest(out: Path) -> str | None:
-    try:
-        with open_artifact(out / SHARDS_NAME, "shards", SHARDS_SCHEMA) as artifact:
-            return artifact.digest
-    except ArtifactError:
-        return None

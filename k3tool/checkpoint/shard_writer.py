@@ -12,31 +12,35 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from k3tool.artifact import canonical_json
-from k3tool.atomic import atomic_path
+from k3tool.atomic import atomic_path, disk_hint
 from k3tool.checkpoint.identity import checkpoint_identity
 from k3tool.checkpoint.index import INDEX_NAME
 from k3tool.checkpoint.reader import Checkpoint
-from k3tool.checkpoint.regular_file import read_regular
 from k3tool.checkpoint.shard_copy import FileRecord, copy_bytes, stands, write_file
-from k3tool.checkpoint.shard_journal import Work, clear_leftover, locked
+from k3tool.checkpoint.shard_journal import MOVES_NAME, Work, clear_leftover, locked
+from k3tool.checkpoint.shard_output import check_content, check_output, check_place
 from k3tool.checkpoint.shard_plan import (
     VISION_REASON,
     FileJob,
     ShardPlan,
     folder_bytes,
     plan_shards,
+    require_splittable,
 )
 from k3tool.checkpoint.shard_provenance import write_rank, write_set
-from k3tool.checkpoint.shard_publish import check_content, check_output, is_published, publish
+from k3tool.checkpoint.shard_publish import is_published, noted_moves, publish
+from k3tool.checkpoint.shard_sources import Sources
 from k3tool.checkpoint.shard_threads import Tally, default_threads, each
-from k3tool.checkpoint.shards import SHARDS_NAME, SIDE_FILES, rank_folder_name
+from k3tool.checkpoint.shards import SHARDS_NAME, rank_folder_name
+from k3tool.checkpoint.side_files import SIDE_FILES, read_side_file
 from k3tool.checkpoint.unfinished import work_path
 from k3tool.errors import ArtifactError, K3Error, UsageError
 from k3tool.memory import THREAD_BYTES, require_room
-from k3tool.model.config import K3Config
+from k3tool.model.config import TP_HINT, K3Config
 from k3tool.model.sizes import n_tensors, rank_bytes
 from k3tool.progress import Progress
 from k3tool.tables import count_text
+from k3tool.targets import MOST_RANKS
 
 Say = Callable[[str], None]
 
@@ -87,8 +91,10 @@ def shard_checkpoint(
     illegal degree, rank or output; ArtifactError naming the tensor that is absent, unknown,
     mis-shaped or holds refused scales; K3Error when writing fails or the disk has not the room.
     """
+    chosen = chosen_ranks(tp, ranks)
+    sources = Sources(ckpt_path)
     with Checkpoint.open(ckpt_path) as checkpoint:
-        job = ShardJob(checkpoint, tp, Path(out), chosen_ranks(tp, ranks), force, say=say)
+        job = ShardJob(checkpoint, sources, tp, Path(out), chosen, force, say=say)
         job.make_plan(keep_vision, max_file_bytes)
         with job.working():
             job.prepare()
@@ -101,6 +107,8 @@ def shard_checkpoint(
 
 def chosen_ranks(tp: int, ranks: Sequence[int] | None) -> tuple[int, ...]:
     """Return the ranks to write, sorted. Raises: UsageError for none or one that is not there."""
+    if tp > MOST_RANKS:  # before that many are listed
+        raise UsageError("--tp", got=tp, need=f"at most {MOST_RANKS}", hint=TP_HINT)
     chosen = tuple(sorted(set(range(tp) if ranks is None else ranks)))
     wrong = [rank for rank in chosen if not 0 <= rank < tp]
     if wrong or not chosen:
@@ -117,6 +125,7 @@ class ShardJob:
     def __init__(
         self,
         checkpoint: Checkpoint,
+        sources: Sources,
         tp: int,
         out: Path,
         ranks: tuple[int, ...],
@@ -125,7 +134,11 @@ class ShardJob:
         every: Sequence[int] | None = None,
         say: Say | None = None,
     ) -> None:
-        """Take what was asked for; nothing is touched before `working`."""
+        """Take what was asked for; nothing is touched before `working`.
+
+        `sources` were looked at before `checkpoint` was opened.
+        """
+        self.sources = sources
         self.checkpoint, self.tp, self.ranks, self.force = checkpoint, tp, ranks, force
         self.path = out
         self.out = Path(os.path.realpath(out))  # a link's target is replaced, not the link
@@ -140,14 +153,31 @@ class ShardJob:
 
     def make_plan(self, keep_vision: bool, max_file_bytes: int | None = None) -> None:
         """Settle what goes where; nothing is written yet."""
-        self.checkpoint.config.check_tp(self.tp)
-        path = work_path(self.out, self.tp, self.ranks)
         with self._system_errors():
+            check_place(self.out, self.checkpoint.path)
+            path = work_path(self.out, self.tp, self.ranks)
             clear_leftover(path)
-            if not (path / "moves").exists():
+            self._drop_moves_of_none(path)
+            moves = (path / MOVES_NAME).exists()
+            if not moves:
                 check_output(self.out, self.names, self.every, self.force)
+        require_splittable(self.checkpoint, self.tp)
+        with self._system_errors():
+            if not moves:
                 require_least_space(self.checkpoint.config, self.tp, self.out, self.ranks)
-        self.plan = plan_shards(self.checkpoint, self.tp, keep_vision, max_file_bytes)
+        self.plan = plan_shards(self.checkpoint, self.tp, keep_vision, max_file_bytes, self._say)
+
+    def _drop_moves_of_none(self, path: Path) -> None:
+        """Refuse, or with --force discard, work whose noted moves cannot be read."""
+        if not (path / MOVES_NAME).exists():
+            return
+        with locked(path) as work:
+            try:
+                noted_moves(work, self.out)
+            except ArtifactError:
+                if not self.force:
+                    raise
+                work.discard()
 
     @contextlib.contextmanager
     def working(self) -> Iterator[None]:
@@ -168,7 +198,8 @@ class ShardJob:
             yield
         except OSError as error:
             got = error.strerror or str(error)
-            raise K3Error(str(self.path), got=got, need="a writable folder") from None
+            hint = disk_hint(error)
+            raise K3Error(str(self.path), got=got, need="a writable folder", hint=hint) from None
 
     def _give_up(self, error: BaseException) -> None:
         """Leave nothing that a rerun cannot use."""
@@ -209,16 +240,12 @@ class ShardJob:
 
     def _begin(self, digest: str) -> bool:
         """Claim the work folder for this very work; return whether a killed run goes on."""
-        sources = {}
-        for file in self.checkpoint.index.files:
-            stat = (self.checkpoint.path / file).stat()
-            sources[file] = [stat.st_size, stat.st_mtime_ns]
         key = {
             "shards": digest,
             "checkpoint": self.checkpoint.identity,
             "tp": self.tp,
             "ranks": list(self.ranks),
-            "sources": sources,
+            "sources": self.sources.times(self.checkpoint.index.files),
         }
         if is_published(self.work, self.out) and not self.work.is_for(key):
             # Another command's, which had only its tidying left to do.
@@ -235,9 +262,8 @@ class ShardJob:
         """Write config, side files and shards.h5; return the digest."""
         _write_bytes(folder / "config.json", self.checkpoint.config_bytes)
         for name in SIDE_FILES:
-            # Not is_file(): a link to nothing or a pipe would be left out, and its end ids with it.
-            if os.path.lexists(self.checkpoint.path / name):
-                data = read_regular(self.checkpoint.path / name, "a side file")
+            data = read_side_file(self.checkpoint.path, name)
+            if data is not None:
                 _write_bytes(folder / name, data)
         return write_set(self.plan, folder, folder / SHARDS_NAME)
 
@@ -263,6 +289,8 @@ class ShardJob:
         total = self.plan.rank_bytes * len(self.ranks)
         each(self.plan.jobs(), self._one, self._tally, jobs, progress, total)
         self._finish_ranks()
+        # Before any process of the job gives its ranks their name.
+        self.sources.require_unchanged(self.checkpoint.index.files)
 
     def _one(self, job: FileJob) -> None:
         folders = {

@@ -13,14 +13,16 @@ several machines are one set as soon as they lie in one folder.
 """
 
 import hashlib
-import re
-from collections.abc import Mapping, Sequence
+import os
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from k3tool.artifact import Artifact, InputRef, open_artifact
+from k3tool.checkpoint.names import RANK_FOLDER
 from k3tool.checkpoint.reader import Checkpoint
 from k3tool.checkpoint.regular_file import read_regular
+from k3tool.checkpoint.side_files import SIDE_FILES
 from k3tool.checkpoint.spread import require_same_files
 from k3tool.errors import ArtifactError, listed, quoted
 from k3tool.fields import attrs_of, texts
@@ -31,12 +33,6 @@ SHARDS_NAME = "shards.h5"
 SHARDS_SCHEMA = 2
 RANK_NAME = "rank.h5"
 RANK_SCHEMA = 1
-# Files beside the weights that a run may want: end tokens and the tokenizer.
-SIDE_FILES = (
-    "generation_config.json", "tiktoken.model", "tokenizer.json", "tokenizer_config.json",
-    "special_tokens_map.json", "chat_template.jinja",
-)  # fmt: skip
-_RANK_FOLDER = re.compile(r"rank-(\d{2,})-of-(\d{2,})")
 
 
 def rank_folder_name(rank: int, tp: int) -> str:
@@ -46,7 +42,7 @@ def rank_folder_name(rank: int, tp: int) -> str:
 
 def rank_folders(path: Path) -> list[str]:
     """Return the names of the rank folders in a folder, sorted."""
-    return sorted(entry.name for entry in path.iterdir() if _RANK_FOLDER.fullmatch(entry.name))
+    return sorted(entry.name for entry in path.iterdir() if RANK_FOLDER.fullmatch(entry.name))
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +69,8 @@ class Shards:
         with open_artifact(path / SHARDS_NAME, "shards", SHARDS_SCHEMA) as artifact:
             fields = attrs_of(artifact)
             tp = fields.count("tp", least=1, most=MOST_RANKS)
-            _check_files(path, artifact)
+            for fault in file_faults(path, artifact):
+                raise fault
             identities = _rank_identities(path, tp, artifact.digest)
             config = K3Config.load(path / "config.json", eps_overrides)
             return cls(
@@ -166,45 +163,74 @@ def _require_same(other: Shards, first: Shards) -> None:
 def _rank_identities(path: Path, tp: int, digest: str) -> dict[int, str]:
     """Return the identity of each rank held here, refusing one that belongs to other shards."""
     identities: dict[int, str] = {}
+    for fault in degree_faults(path, tp):
+        raise fault
     for name in rank_folders(path):
         rank = int(name.split("-")[1])
-        if name != rank_folder_name(rank, tp) or rank >= tp:
-            raise ArtifactError(str(path / name), got="a rank of another degree", need=f"tp {tp}")
-        with open_artifact(path / name / RANK_NAME, "rank", RANK_SCHEMA) as artifact:
-            fields = attrs_of(artifact)
-            made_for = [ref.content_sha256 for ref in artifact.inputs]
-            own_rank = fields.count("rank", most=MOST_RANKS)
-            if made_for != [digest] or own_rank != rank:
-                of = f"shards {made_for[0][:16]}.." if made_for else "no shards"
-                raise ArtifactError(
-                    str(path / name),
-                    got=f"rank {own_rank} of {of}",
-                    need=f"rank {rank} of {digest[:16]}.. by {SHARDS_NAME}",
-                    hint="it was made from another checkpoint or with other options: shard again",
-                )
-            identities[rank] = fields.text("identity")
+        identities[rank] = rank_identity(path, rank, tp, digest)
     if not identities:
         raise ArtifactError(str(path), got="no rank folder", need="at least one of them")
     return identities
 
 
-def _check_files(path: Path, artifact: Artifact) -> None:
-    """Refuse a config or side file edited after sharding: eps and end tokens live there."""
+def degree_faults(path: Path, tp: int) -> Iterator[ArtifactError]:
+    """Yield the refusal of each rank folder of another degree."""
+    own = {rank_folder_name(rank, tp) for rank in range(tp)}
+    for name in rank_folders(path):
+        if name not in own:
+            yield ArtifactError(
+                str(path / name), got="a rank of another degree", need=f"tp {tp}",
+                hint="move it into a folder of its own",
+            )  # fmt: skip
+
+
+def rank_identity(path: Path, rank: int, tp: int, digest: str) -> str:
+    """Return the identity that a rank's folder was written with.
+
+    Raises: ArtifactError for a folder of other shards than those of `digest`.
+    """
+    folder = path / rank_folder_name(rank, tp)
+    with open_artifact(folder / RANK_NAME, "rank", RANK_SCHEMA) as artifact:
+        fields = attrs_of(artifact)
+        made_for = [ref.content_sha256 for ref in artifact.inputs]
+        own_rank = fields.count("rank", most=MOST_RANKS)
+        if made_for != [digest] or own_rank != rank:
+            of = f"shards {made_for[0][:16]}.." if made_for else "no shards"
+            raise ArtifactError(
+                str(folder),
+                got=f"rank {own_rank} of {of}",
+                need=f"rank {rank} of {digest[:16]}.. by {SHARDS_NAME}",
+                hint="it was made from another checkpoint or with other options: shard again",
+            )
+        return fields.text("identity")
+
+
+def file_faults(path: Path, artifact: Artifact) -> Iterator[ArtifactError]:
+    """Yield the refusal of each config or side file that was edited, taken away or added.
+
+    eps and end tokens live there, and a run reads what is there now.
+    """
     names = texts(artifact, "files/name")
     digests = texts(artifact, "files/sha256", len(names))
     for name, need in zip(names, digests, strict=True):
         if name != Path(name).name:  # a path, or one out of the folder
             where = f"{artifact.path}: files/name"
             raise ArtifactError(where, got=quoted(name), need="names of files beside it")
-        got = (
-            hashlib.sha256(read_regular(path / name, "a side file")).hexdigest()
-            if (path / name).is_file()
-            else "no such file"
-        )
-        if got != need:
-            raise ArtifactError(
+        try:
+            got = hashlib.sha256(read_regular(path / name, "a side file")).hexdigest()[:16]
+        except ArtifactError as error:
+            got = str(error.got)
+        if got != need[:16]:
+            yield ArtifactError(
                 str(path / name),
-                got=got[:16],
+                got=got,
                 need=f"{need[:16]} by {SHARDS_NAME}",
                 hint="files were changed after sharding: shard again",
             )
+    for name in SIDE_FILES:
+        if name not in names and os.path.lexists(path / name):
+            yield ArtifactError(
+                str(path / name), got="a file that was added after sharding",
+                need=f"the files that {SHARDS_NAME} names",
+                hint="put it into the checkpoint and shard again, or move it away",
+            )  # fmt: skip

@@ -20,6 +20,7 @@ from k3tool.checkpoint.shard_copy import RefusedValueError
 from k3tool.checkpoint.shard_writer import require_least_space, shard_checkpoint
 from k3tool.checkpoint.shards import SHARDS_NAME, SHARDS_SCHEMA, Shards
 from k3tool.checkpoint.spread import open_spread, require_apart, require_used
+from k3tool.checkpoint.whole import require_whole
 from k3tool.compiler.checks import check_program, require_proved, verify_program
 from k3tool.compiler.compile import compile_plan
 from k3tool.compiler.meaning import model_of
@@ -114,7 +115,11 @@ def open_source(options: RunOptions) -> Source:
     if tp > 1 and not alone:
         got = f"{len(folders)} folders of a checkpoint at --tp {tp}"
         raise UsageError("--shards", got=got, need="folders of shards, or --tp 1")
-    checkpoint.config.check_tp(tp)
+    try:
+        checkpoint.config.check_tp(tp)
+    except UsageError:  # a damaged config may allow no degree: what inspect says comes first
+        require_whole(checkpoint)
+        raise
     return Source(path, checkpoint.config, tp, checkpoint, None)
 
 

@@ -90,7 +90,7 @@ def test_one_that_fails_ends_all_and_the_rest_is_kept(
     blocked = tmp_path / ".out.shard-01-03"  # where process 1 would work
     blocked.write_text("")
     failed = mpirun(2, "shard", source, "--tp", 4, "-o", out, "--mpi")
-    assert failed.returncode == 1
+    assert failed.returncode == 2
     assert failed.stderr.count("k3tool shard:") == 1
     assert not out.exists()
     blocked.unlink()

@@ -1,6 +1,7 @@
 """`shard --check`: it passes what is right and names each thing that is not."""
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -10,6 +11,7 @@ from k3tool.checkpoint import shard_check
 from k3tool.checkpoint.reader import Checkpoint
 from k3tool.checkpoint.shard_check import check_shards
 from k3tool.checkpoint.shard_writer import shard_checkpoint
+from k3tool.checkpoint.shards import Shards
 from k3tool.errors import ArtifactError
 
 Oracle = Callable[[str], Path]
@@ -140,3 +142,81 @@ def test_another_checkpoints_shards_are_refused(
         check_shards(eight, oracle("tiny13"))
     outcome = k3tool("shard", "--check", eight, oracle("tiny_tp8"), "--tp", 8)
     assert (outcome.code, "--check takes" in outcome.err) == (2, True)
+
+
+# -- what a run would refuse -------------------------------------------------------------------
+
+
+def _other_eps(folder: Path) -> None:
+    text = (folder / "config.json").read_text()
+    assert '"rms_norm_eps": 1e-05' in text
+    (folder / "config.json").write_text(
+        text.replace('"rms_norm_eps": 1e-05', '"rms_norm_eps": 2e-05')
+    )
+
+
+def _without(name: str) -> Callable[[Path], None]:
+    return lambda folder: (folder / name).unlink()
+
+
+def _with_spaces(name: str) -> Callable[[Path], object]:
+    return lambda folder: (folder / name).write_text((folder / name).read_text() + " ")
+
+
+INDEX = "model.safetensors.index.json"
+# name -> (what is done, in which folder, what is said on stdout or stderr)
+REFUSED_BY_RUN: dict[str, tuple[Callable[[Path], object], str, str]] = {
+    "other config": (_other_eps, ".", "FAIL    shards.h5: config.json: got "),
+    "no config": (_without("config.json"), ".", "FAIL    shards.h5: config.json: got absent"),
+    "config a folder": (
+        lambda folder: ((folder / "config.json").unlink(), (folder / "config.json").mkdir()),
+        ".", "FAIL    shards.h5: config.json: got a folder",
+    ),
+    "other config of a rank": (_other_eps, "rank-05-of-08", "FAIL    rank 5: config.json: got "),
+    "no config of a rank": (_without("config.json"), "rank-05-of-08", "got no config.json"),
+    "no index of a rank": (_without(INDEX), "rank-05-of-08", f"FAIL    rank 5: {INDEX}: got no"),
+    "other index of a rank": (
+        _with_spaces(INDEX), "rank-05-of-08", "FAIL    rank 5: files of its folder: got identity",
+    ),
+    "no rank.h5": (_without("rank.h5"), "rank-05-of-08", "rank.h5: got no such file"),
+    "another rank's rank.h5": (
+        lambda folder: shutil.copy(folder.parent / "rank-04-of-08" / "rank.h5", folder),
+        "rank-05-of-08", "rank-05-of-08: got rank 4 of",
+    ),
+    "a rank too many": (
+        lambda folder: shutil.copytree(folder / "rank-00-of-08", folder / "rank-08-of-08"),
+        ".", "FAIL    shards.h5: rank-08-of-08: got a rank of another degree",
+    ),
+    "a rank of another degree": (
+        lambda folder: (folder / "rank-00-of-02").mkdir(), ".", "rank-00-of-02: got a rank of",
+    ),
+    "a side file added": (
+        lambda folder: (folder / "generation_config.json").write_text('{"eos_token_id": 1}'), ".",
+        "FAIL    shards.h5: generation_config.json: got a file that was added after sharding",
+    ),
+    "a side file added as a link to nothing": (
+        lambda folder: (folder / "tokenizer.json").symlink_to("absent"), ".",
+        "FAIL    shards.h5: tokenizer.json: got a file that was added after sharding",
+    ),
+}  # fmt: skip
+
+
+def _open_as_run_does(shards: Path) -> None:
+    for rank in range(8):
+        Shards.open(shards).rank(rank).close()
+
+
+@pytest.mark.parametrize("kind", REFUSED_BY_RUN)
+def test_what_run_refuses_is_no_pass(
+    k3tool: Callable, oracle: Oracle, eight: Path, kind: str
+) -> None:
+    damage, where, said = REFUSED_BY_RUN[kind]
+    damage(eight / where)
+    with pytest.raises(ArtifactError):
+        _open_as_run_does(eight)
+    outcome = k3tool("shard", "--check", eight, oracle("tiny_tp8"))
+    assert outcome.code in (3, 4), outcome
+    assert said in (outcome.out if outcome.code == 4 else outcome.err), outcome
+    assert "PASS" not in outcome.out
+    if where != ".":  # the control: the others are asked for alone
+        assert k3tool("shard", "--check", eight, oracle("tiny_tp8"), "--rank", 2).code == 0
