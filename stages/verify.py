@@ -9,6 +9,7 @@ from k3tool.artifact import canonical_json, open_artifact
 from k3tool.checkpoint.reader import Checkpoint
 from k3tool.checkpoint.sample_presets import PRESETS, preset_config
 from k3tool.checkpoint.shards import SHARDS_NAME, Shards
+from k3tool.checkpoint.whole import require_whole
 from k3tool.compiler.checks import is_proved, require_proved, verify_program, verify_stream
 from k3tool.errors import ArtifactError
 from k3tool.isa.coverage import check_handlers, check_weights, producible_ops
@@ -94,12 +95,17 @@ def _bound(isa: Isa) -> Check:
 def _open_model(path: Path) -> tuple[K3Config, dict[str, str], int | None]:
     """Return a checkpoint's or shards' config, by kind the digests it can be known by, and the TP
     degree it is split to: None for a checkpoint that is whole, which serves programs of any.
+
+    Raises: ArtifactError, in the words of inspect or of run, for weights that neither would read.
     """
     if (path / SHARDS_NAME).exists():
         shards = Shards.open(path)
+        for rank in range(shards.tp):  # all that a run would read
+            shards.rank(rank).close()
         made_of = {"shards": shards.digest, "checkpoint": shards.identity}
         return shards.config, made_of, shards.tp
     with Checkpoint.open(path) as checkpoint:
+        require_whole(checkpoint)
         return checkpoint.config, {"checkpoint": checkpoint.identity}, checkpoint.tp
 
 

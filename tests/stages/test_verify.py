@@ -1,6 +1,8 @@
 """verify ranks and verify coverage on the command line: lines, JSON, exit codes."""
 
 import json
+import os
+import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -189,3 +191,64 @@ def test_coverage_refuses_shards_of_another_degree_and_takes_those_of_its_own(
     assert "isa.h5: tp: got 4, need 2" in done.err
     for own in (tmp_path / "s4", source):  # a whole checkpoint is of no degree
         assert k3tool("verify", "coverage", isa, "--weights", own).code == 0
+
+
+# name -> what is done to shards of two ranks
+DAMAGED_SHARDS: dict[str, Callable[[Path], object]] = {
+    "a rank file cut": lambda folder: os.truncate(_weights(folder / "rank-01-of-02"), 1000),
+    "a rank file gone": lambda folder: _weights(folder / "rank-01-of-02").unlink(),
+    "a rank gone": lambda folder: shutil.rmtree(folder / "rank-01-of-02"),
+    "a rank's config gone": lambda folder: (folder / "rank-00-of-02" / "config.json").unlink(),
+    "a bit flipped": lambda folder: _flip(_weights(folder / "rank-00-of-02")),
+    "a side file added": lambda folder: (folder / "tokenizer.json").write_text("{}"),
+}
+
+
+def _weights(folder: Path) -> Path:
+    return max(folder.glob("*.safetensors"))
+
+
+def _flip(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 1
+    path.write_bytes(data)
+
+
+@pytest.fixture
+def program(k3tool: Run, oracle: Callable[[str], Path], tmp_path: Path) -> Path:
+    plan, isa = tmp_path / "plan.h5", tmp_path / "isa.h5"
+    assert k3tool("compile-plan", oracle("tiny_tp8"), "--tp", 2, "-o", plan).code == 0
+    assert k3tool("emit-isa", plan, "-o", isa).code == 0
+    return isa
+
+
+def test_coverage_passes_no_weights_that_run_refuses(
+    k3tool: Run, oracle: Callable[[str], Path], tmp_path: Path, program: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    pretend(monkeypatch, set())
+    assert k3tool("shard", oracle("tiny_tp8"), "--tp", 2, "-o", tmp_path / "whole").code == 0
+    coverage = ("verify", "coverage", program, "--weights")
+    assert k3tool(*coverage, tmp_path / "whole").code == 0  # the control
+    for number, (kind, damage) in enumerate(DAMAGED_SHARDS.items()):
+        shards = tmp_path / f"s{number}"
+        shutil.copytree(tmp_path / "whole", shards)
+        damage(shards)
+        done = k3tool(*coverage, shards)
+        assert (done.code, done.out) == (3, ""), (kind, done)
+        assert str(shards) in done.err, kind
+        assert "hint: " in done.err, kind
+
+
+def test_coverage_refuses_a_damaged_checkpoint_in_the_words_of_inspect(
+    k3tool: Run, writable: Callable[[str], Path], program: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pretend(monkeypatch, set())
+    source = writable("tiny_tp8")
+    coverage = ("verify", "coverage", program, "--weights", source)
+    assert k3tool(*coverage).code == 0
+    _weights(source).unlink()
+    done, shard = k3tool(*coverage), k3tool("shard", source, "--tp", 2, "-o", program / "x")
+    assert (done.code, done.out) == (3, "")
+    assert "need a file of the index" in done.err
+    assert done.err.replace("k3tool verify:", "k3tool shard:") == shard.err
