@@ -35,7 +35,7 @@ from k3tool.runtime.gpu_runtime import (
 from k3tool.runtime.gpu_source import builds, program_ops
 from k3tool.runtime.ranks import GRACE_SECONDS, FaultError, Launch, agreed
 from k3tool.runtime.records import RECORD_DTYPE, Fault
-from k3tool.tables import bytes_text
+from k3tool.tables import bytes_text, count_text
 from k3tool.targets import get_build
 
 Array = npt.NDArray[Any]
@@ -152,7 +152,7 @@ class GpuGroup:
                 ranks = len(self._ranks)
                 raise TargetError(
                     f"{self._device.name}: {ALL_PHASES[phase]}", got=f"{got} resident blocks",
-                    need=f"{need}, {need // ranks} for each of {ranks} ranks",
+                    need=f"{need}, {need // ranks} for each of {count_text(ranks, 'rank')}",
                     hint=f"compile for it: --workgroups {got // ranks}",
                 )  # fmt: skip
 

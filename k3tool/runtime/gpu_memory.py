@@ -28,7 +28,7 @@ from k3tool.runtime.image import (
     PLACE_PRIVATE,
 )
 from k3tool.runtime.image_view import view_image
-from k3tool.tables import bytes_text
+from k3tool.tables import bytes_text, count_text
 
 Array = npt.NDArray[Any]
 LINE_BYTES = 64  # K3_LINE
@@ -319,10 +319,10 @@ def require_memory(device: Device, ranks: Sequence[RankMemory]) -> int:
     need = sum(rank.room.n_bytes + rank.segment_bytes for rank in ranks)
     free = device.free_bytes()
     if need > free:
-        weights = sum(rank.weight_bytes for rank in ranks)
+        weights = bytes_text(sum(rank.weight_bytes for rank in ranks))
         raise TargetError(
             f"memory of {device.name}", got=f"{free} bytes free",
-            need=f"{need} bytes for {len(ranks)} ranks, {bytes_text(weights)} of it weights",
+            need=f"{need} bytes for {count_text(len(ranks), 'rank')}, {weights} of it weights",
             hint="end what else uses the device (nvidia-smi), or compile with a smaller --ctx",
         )  # fmt: skip
     return need

@@ -6,6 +6,7 @@ GPU has run it.
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -17,7 +18,7 @@ import pytest
 from k3tool.checkpoint.reader import Checkpoint
 from k3tool.errors import UnsoundError
 from k3tool.runtime.options import RunOptions
-from k3tool.runtime.run import Event, RunResult, run_model
+from k3tool.runtime.run import RunResult, run_model
 from tests.kernels.emulated_device import EmulatedDevice
 
 CUDA = "cuda:sm_90a"
@@ -64,25 +65,46 @@ def test_a_device_gives_the_bits_of_the_cpu(
     assert done.code == 0, done.out
 
 
-def test_a_run_says_what_it_runs_on(
-    oracle: Callable[[str], Path], device_code: Callable[[str], bytes], tmp_path: Path
+@pytest.fixture
+def on_device(
+    monkeypatch: pytest.MonkeyPatch, device_code: Callable[[str], bytes], k3tool: Callable[..., Any]
+) -> Callable[..., tuple[Any, EmulatedDevice]]:
+    """Return a function that runs the command line where a device, maybe a damaged one, is."""
+
+    def run(*words: object, **damage: Any) -> tuple[Any, EmulatedDevice]:
+        device = EmulatedDevice(device_code("cuda"), **damage)
+        monkeypatch.setattr("k3tool.runtime.run.find_device", lambda target: device)
+        return k3tool("run", *words, "--target", CUDA, "--workgroups", 4, "--chunk", 3), device
+
+    return run
+
+
+def test_the_command_is_the_same_as_on_the_cpu(
+    oracle: Callable[[str], Path], on_device: Callable[..., Any], tmp_path: Path
 ) -> None:
-    events: list[Event] = []
-    said: list[str] = []
-    device = EmulatedDevice(device_code("cuda"))
-    options = RunOptions(
-        oracle("tiny13"), (1,), 1, workgroups=4, chunk=3, cache=tmp_path, target=CUDA
-    )
-    result = run_model(options, events.append, said.append, device=device)
-    assert [event["event"] for event in events] == ["start", "token", "end"]
-    start = events[0]
+    cache, logits = ("--cache", tmp_path), tmp_path / "logits.npz"
+    asked = (oracle("tiny13"), "--ids", "1", "--gen", 1, *cache)
+    done, device = on_device(*asked, "--json", "-v", "--logits", logits)
+    assert done.code == 0, done.err
+    start, token, end = map(json.loads, done.out.splitlines())
     assert (start["target"], start["leaves"], start["threads"]) == (CUDA, device.name, 0)
-    assert said[:2] == [
-        f"{CUDA} {phase}: k3_interp of kernels_cuda/interp.cu, 256 lanes a block, waves of 32"
-        for phase in ("decode", "prefill")
-    ]
+    assert token["ranks_agree"] == 1
+    assert end["tokens"] == [token["id"]]
     held = sum(len(memory) for _, memory in device.pieces)
-    assert 0 <= held - result.peak_memory_bytes < 8192  # canaries, a word, whole pages
+    assert 0 <= held - end["peak_memory_bytes"] < 8192  # canaries, a word, whole pages
+    for phase in ("decode", "prefill"):  # the row of targets.BUILDS
+        row = f"{CUDA} {phase}: k3_interp of kernels_cuda/interp.cu, 256 lanes a block, waves of 32"
+        assert row in done.err
+    with np.load(logits) as arrays:
+        assert int(arrays["prefill"][0].argmax()) == token["id"]
+
+    done, device = on_device(*asked, total_bytes=4096)
+    assert (done.code, done.out) == (5, "")
+    assert "memory of emulated blocks: got 4048 bytes free" in done.err
+    done, device = on_device(*asked, "--deadline", 0.5, blocks_less=1)
+    assert (done.code, done.out) == (4, "")
+    assert "when the deadline passed" in done.err
+    assert device.is_closed
 
 
 def test_a_scale_of_no_number_is_refused_before_a_launch(
