@@ -63,12 +63,19 @@ class GpuGroup:
     """
 
     def __init__(
-        self, launch: Launch, isa: Isa, device: Device, folder: Path, say: Callable[[str], None]
-    ) -> None:
-        """Keep what to start; `folder` is where objects are kept, `say` gets progress in words."""
+        self, launch: Launch, isa: Isa, device: Device, folder: Path, say: Callable[[str], None],
+        *, is_launch_per_op: bool = False,
+    ) -> None:  # fmt: skip
+        """Keep what to start; `folder` is where objects are kept, `say` gets progress in words.
+
+        A step is one launch, or one for each instruction: what one launch is measured against.
+        """
         self._launch, self._isa, self._device = launch, isa, device
         self._folder, self._say = folder, say
-        self._ranks = [RankMemory(isa, image, len(launch.images)) for image in launch.images]
+        self._ranks = [
+            RankMemory(isa, image, len(launch.images), is_launch_per_op=is_launch_per_op)
+            for image in launch.images
+        ]
         self._kernels: dict[int, Any] = {}
         self._lanes: dict[int, int] = {}
         self._at = _Sofar()
@@ -136,8 +143,8 @@ class GpuGroup:
         for (phases, _), data in zip(needed, objects, strict=True):
             found = read_identity(data, f"interpreter of {isa.target} for {' and '.join(phases)}")
             for phase in phases:
-                check_object(found, isa, phase)
                 index, row = ALL_PHASES.index(phase), get_build(isa.target, phase)
+                check_object(found, isa, phase, n_segments=self._ranks[0].n_segments(index))
                 self._kernels[index] = device.load(data, row.kernel)
                 self._lanes[index] = row.lanes
             canary = device.load(data, CANARY)
@@ -195,10 +202,10 @@ class GpuGroup:
         for rank in self._ranks:
             rank.write_step(device, ids, at.n_read, head_from, at.epoch)
         start = time.monotonic_ns()
-        for rank in self._ranks:
-            argument = (rank.at(("launch", phase)),)
-            kernel, lanes = self._kernels[phase], self._lanes[phase]
-            device.launch(kernel, rank.n_blocks, lanes, argument, rank.rank)
+        kernel, lanes = self._kernels[phase], self._lanes[phase]
+        for segment in zip(*(rank.launches(phase) for rank in self._ranks), strict=True):
+            for rank, argument in zip(self._ranks, segment, strict=True):
+                device.launch(kernel, rank.n_blocks, lanes, (argument,), rank.rank)
         patience = self._launch.deadline_seconds + GRACE_SECONDS
         wait_idle(device, patience, self._moved, self._abort)
         ns = time.monotonic_ns() - start

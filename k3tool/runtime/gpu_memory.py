@@ -78,9 +78,11 @@ class Room:
 class RankMemory:
     """A rank's image laid out; `place` puts it on a device, `step` writes what a step needs."""
 
-    def __init__(self, isa: Isa, image: bytes, n_ranks: int) -> None:
-        """Lay out; nothing is allocated."""
-        self.isa, self.view = isa, view_image(image)
+    def __init__(
+        self, isa: Isa, image: bytes, n_ranks: int, *, is_launch_per_op: bool = False
+    ) -> None:
+        """Lay out; nothing is allocated. A step is one launch, or one for each instruction."""
+        self.isa, self.view, self._is_launch_per_op = isa, view_image(image), is_launch_per_op
         header = self.view.header
         self.rank, self.n_ranks = int(header["rank"]), n_ranks
         self.phases = [i for i, name in enumerate(ALL_PHASES) if name in isa.streams]
@@ -112,7 +114,7 @@ class RankMemory:
         for phase in self.phases:
             for name, table in self._windows(phase).items():
                 take((name, phase), table.nbytes)
-            take(("launch", phase), LAUNCH_DTYPE.itemsize)
+            take(("launch", phase), LAUNCH_DTYPE.itemsize * self.n_segments(phase))
         n_tensors = len(self.view.sections["tensor", 0])
         take("tensor", 8 * n_tensors)
         take("results", RESULT_DTYPE.itemsize * n_tensors)
@@ -151,20 +153,39 @@ class RankMemory:
                 got="a weight that comes by LOAD", need="all weights in the device's memory",
             )  # fmt: skip
 
+    def n_segments(self, phase: int) -> int:
+        """Return the launches of a step."""
+        return len(self.view.sections["inst", phase]) if self._is_launch_per_op else 1
+
+    def launches(self, phase: int) -> Iterator[int]:
+        """Yield the addresses of a step's K3Launch structures, in order."""
+        for segment in range(self.n_segments(phase)):
+            yield self.at(("launch", phase)) + segment * LAUNCH_DTYPE.itemsize
+
     def _windows(self, phase: int) -> dict[str, Array]:
-        """Return `windows` ([n][2], one segment) and, of several domains, `order` and `arrivals`.
+        """Return `windows` ([segment][window][2]) and, of several domains, `order` and `arrivals`.
 
         Without domains a window is a block's own queue.
         """
-        found = self.isa.streams[ALL_PHASES[phase]].windows
+        stream = self.isa.streams[ALL_PHASES[phase]]
+        insts, found = stream.queues.entries["inst"], stream.windows
         if found is None:
-            bounds = self.view.sections["queue", phase]
-            return {"windows": np.stack([bounds[:-1], bounds[1:]], axis=1).astype("<u4")}
-        bounds = found.window_ofs
+            return {"windows": self._cut(phase, insts, self.view.sections["queue", phase])}
         return {
-            "windows": np.stack([bounds[:-1], bounds[1:]], axis=1).astype("<u4"),
+            "windows": self._cut(phase, insts[found.order], found.window_ofs),
             "order": found.order.astype("<u4"), "arrivals": found.arrivals.astype("<u4"),
         }  # fmt: skip
+
+    def _cut(self, phase: int, insts: Array, bounds: Array) -> Array:
+        """Return where segments, which are ranges of instructions, cut windows of rising ones."""
+        n = self.n_segments(phase)
+        cuts = np.arange(n + 1) * len(self.view.sections["inst", phase]) // n
+        ends = [
+            first + np.searchsorted(insts[first:last], cuts)
+            for first, last in zip(bounds[:-1].tolist(), bounds[1:].tolist(), strict=True)
+        ]
+        places = np.array(ends, "<u4").reshape(len(ends), n + 1)
+        return np.stack([places[:, :-1], places[:, 1:]], axis=2).swapaxes(0, 1).copy()
 
     def _lines(self) -> dict[str, int]:
         """Return the lines of one bank, over the phases."""
@@ -172,7 +193,8 @@ class RankMemory:
         for phase in self.phases:
             windows = self._windows(phase)
             if "order" in windows:
-                lines["cursors"] = len(windows["windows"])
+                n_cursors = windows["windows"].size // 2
+                lines["cursors"] = max(lines["cursors"], n_cursors)
                 lines["rendezvous"] = max(lines["rendezvous"], windows["arrivals"].size)
         return lines
 
@@ -253,14 +275,15 @@ class RankMemory:
         ).reshape(n, 2)
 
     def _launch(self, phase: int, abort_word: int, deadline_ticks: int) -> Array:
-        """Return a phase's K3Launch: one segment, the whole step."""
+        """Return a phase's K3Launch structures, one a segment."""
         row, tensors = self.phase_row(phase), self.view.sections["tensor", 0]
         windows = self._windows(phase)
         domains = windows["arrivals"].shape[1] if "arrivals" in windows else 1
         values: dict[str, Any] = self._addresses(phase) | {
             "gates": self.gates, "abort_word": abort_word, "deadline_ticks": deadline_ticks,
-            "peer_stride": self._stride, "phase": phase, "segment": 0, "n_segments": 1,
-            "n_windows": len(windows["windows"]), "n_domains": domains,
+            "peer_stride": self._stride, "phase": phase, "n_domains": domains,
+            "n_segments": self.n_segments(phase), "n_windows": windows["windows"].shape[1],
+            "segment": np.arange(self.n_segments(phase)),
             "n_blocks": self.n_blocks, "n_ranks": self.n_ranks, "rank": self.rank,
             "max_gates": self.view.header["max_gates"],
         }  # fmt: skip
@@ -272,7 +295,7 @@ class RankMemory:
             handle = int(row[f"{head}_handle"])
             values |= {f"{head}_handle": handle, f"{head}_bytes": tensors[handle]["bytes"]}
         assert set(values) == set(LAUNCH_DTYPE.names or ())
-        launch = np.zeros(1, LAUNCH_DTYPE)
+        launch = np.zeros(self.n_segments(phase), LAUNCH_DTYPE)
         for name, value in values.items():
             launch[name] = value
         return launch

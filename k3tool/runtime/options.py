@@ -57,6 +57,7 @@ class RunOptions:
     eps: Mapping[str, float] = field(default_factory=dict)
     interpreter: Path | None = None
     target: str = "cpu"
+    is_launch_per_op: bool = False  # on a GPU, for bench: a launch for each instruction of a step
     beside: tuple[Path, ...] = ()
 
 

@@ -203,7 +203,10 @@ def _group(job: _Job, launch: Launch, say: Say) -> RankGroup | GpuGroup:
     """Return the ranks, not started: processes, or in this process on a device."""
     if job.device is None:
         return RankGroup(launch)
-    return GpuGroup(launch, job.program.isa, job.device, cache_folder(job.options), say)
+    return GpuGroup(
+        launch, job.program.isa, job.device, cache_folder(job.options), say,
+        is_launch_per_op=job.options.is_launch_per_op,
+    )  # fmt: skip
 
 
 def _close(weights: Sequence[RankWeights]) -> None:

@@ -50,8 +50,9 @@ def device_of(code: Code, **given: Any) -> EmulatedDevice:
 
 def group_of(isa: Isa, device: EmulatedDevice, folder: Any, **given: Any) -> GpuGroup:
     made, seconds = toy.images(isa, folder, **given.pop("request", {})), given.pop("seconds", 5.0)
+    is_each = given.pop("launches", "one") == "each"
     launch = Launch(None, made, deadline_seconds=seconds, **given)
-    return GpuGroup(launch, isa, device, folder, lambda text: None)
+    return GpuGroup(launch, isa, device, folder, lambda text: None, is_launch_per_op=is_each)
 
 
 def run(group: GpuGroup) -> list[Any]:
@@ -64,11 +65,18 @@ def run(group: GpuGroup) -> list[Any]:
             raise fault_error(group._isa, stop.fault, [], []) from None
 
 
-@pytest.mark.parametrize("tp", [1, 2, 4])
-def test_the_records_are_those_of_the_cpu(device_code: Code, tmp_path: Any, tp: int) -> None:
+@pytest.mark.parametrize(
+    ("tp", "launches"), [(1, "one"), (2, "one"), (4, "one"), (1, "each"), (2, "each")]
+)
+def test_the_records_are_those_of_the_cpu(
+    device_code: Code, tmp_path: Any, tp: int, launches: str
+) -> None:
     asked = {"request": {"all_logits": True}, "logits_shape": (10, toy.VOCAB)}
-    group = group_of(program_of(CUDA, tp), device_of(device_code), tmp_path, **asked)
+    device = device_of(device_code)
+    group = group_of(program_of(CUDA, tp), device, tmp_path, launches=launches, **asked)
     found = run(group)
+    n_launches = sum(which == 0 for which, _ in device.launched)
+    assert n_launches == 7 * tp * (1 if launches == "one" else 7)  # steps, ranks, instructions
     launch = toy.launch(toy.images(toy.toy_isa(tp), tmp_path, all_logits=True),
                         logits_shape=(10, toy.VOCAB))  # fmt: skip
     with RankGroup(launch) as cpu:
@@ -81,12 +89,14 @@ def test_the_records_are_those_of_the_cpu(device_code: Code, tmp_path: Any, tp: 
     assert np.array_equal(group.logits().view("u4"), logits.view("u4"))
 
 
-@pytest.mark.parametrize(("tp", "workgroups"), [(1, 9), (2, 16)])
+@pytest.mark.parametrize(
+    ("tp", "workgroups", "launches"), [(1, 9, "one"), (2, 16, "one"), (2, 9, "each")]
+)
 def test_a_device_of_eight_domains(
-    device_code: Code, tmp_path: Any, tp: int, workgroups: int
+    device_code: Code, tmp_path: Any, tp: int, workgroups: int, launches: str
 ) -> None:
     device = EmulatedDevice(device_code("hip"), arch="gfx942", n_domains=8, ticks_per_second=1e9)
-    rows = run(group_of(program_of(HIP, tp, workgroups), device, tmp_path))
+    rows = run(group_of(program_of(HIP, tp, workgroups), device, tmp_path, launches=launches))
     tokens = [int(row["id"][0]) for row in rows if row["kind"][0] == records.TOKEN]
     assert tokens == toy.expected_tokens(toy.random_weights(), (5,), 6)
 
