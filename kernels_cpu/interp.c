@@ -9,23 +9,12 @@
 #include "interp.h"
 
 #include <sched.h>
-#include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
-#include <sys/mman.h>
-#include <sys/prctl.h>
 #include <time.h>
-#include <unistd.h>
 
-#include "ftz.h"
-#include "thread.h"
+#include "team.h"
 
-#define N_YIELDS 200u       /* fruitless passes that give the core away before sleeping */
-#define SLEEP_NS 30000      /* long enough to free a core, short against a token */
-#define IO_NAP_NS 20000     /* of a worker that reads, the first time; longer the longer nothing comes */
-#define MOST_IO_NAPS 10
 #define SCRATCH_GUARD 0x4b33u /* word behind the scratch: an op that writes past its end is caught */
-#define GUARD_WORDS 16u
 
 uint64_t k3_now_ns(void) {
     struct timespec t;
@@ -36,7 +25,7 @@ uint64_t k3_now_ns(void) {
 /* ---- faults ---------------------------------------------------------------------------------------- */
 
 /* The first fault of a rank stays; every rank sees the abort word and stops. */
-static void raise_fault(K3Team *team, const K3FaultReport *fault) {
+void k3_raise_fault(K3Team *team, const K3FaultReport *fault) {
     uint32_t none = 0;
     if (!__atomic_compare_exchange_n(&team->stop, &none, 1u, 0, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE)) return;
     team->fault = *fault;
@@ -50,7 +39,7 @@ static void trap(K3Worker *w, uint32_t workgroup, const K3Entry *e, uint32_t cod
     const K3Team *team = w->team;
     const K3Inst *inst = &team->image->program[team->phase].insts[e->inst];
     const K3FaultReport fault = {code, team->phase, e->inst, inst->op, workgroup, w->index, 0, 0, 0, detail};
-    raise_fault(w->team, &fault);
+    k3_raise_fault(w->team, &fault);
 }
 
 /* Whatever happens to a step that failed, its numbers must not look like a result. */
@@ -65,20 +54,6 @@ static void poison(const K3Team *team) {
 }
 
 /* ---- counters -------------------------------------------------------------------------------------- */
-
-static uint32_t *gate(const K3Team *team, uint32_t rank, uint32_t bank, uint32_t id) {
-    const uint64_t line = team->n_workers + (uint64_t)bank * team->image->header->max_gates + id;
-    return (uint32_t *)(void *)(k3_segment(team->memory, rank) + line * K3_LINE);
-}
-
-static uint32_t *counter(const K3Team *team, uint32_t bank, uint32_t id) {
-    if ((id & K3_SYSTEM) != 0) return gate(team, team->image->header->rank, bank, id & ~K3_SYSTEM);
-    return &team->counters[(uint64_t)bank * team->image->header->max_counters + id].value;
-}
-
-static uint32_t reached(const K3Team *team, uint32_t id) {
-    return __atomic_load_n(counter(team, team->step.epoch & 1u, id), __ATOMIC_ACQUIRE);
-}
 
 static void signal_counter(const K3Team *team, uint32_t id) {
     const uint32_t bank = team->step.epoch & 1u;
@@ -106,7 +81,7 @@ static void audit(K3Team *team) {
         const uint32_t got = reached(team, id);
         if (got == p->expect[i]) continue;
         const K3FaultReport fault = {K3_FAULT_AUDIT, team->phase, K3_NO_INDEX, 0xffff, K3_NO_INDEX, 0, id, got, p->expect[i], 0};
-        raise_fault(team, &fault);
+        k3_raise_fault(team, &fault);
         return;
     }
 }
@@ -115,7 +90,7 @@ static void audit(K3Team *team) {
 
 static int scratch_overrun(const K3Ctx *c) {
     uint32_t different = 0;
-    for (uint32_t i = 0; i < GUARD_WORDS; i++) different |= k3_f32_to_bits(c->scratch[c->scratch_floats + i]) ^ SCRATCH_GUARD;
+    for (uint32_t i = 0; i < K3_GUARD_WORDS; i++) different |= k3_f32_to_bits(c->scratch[c->scratch_floats + i]) ^ SCRATCH_GUARD;
     return different != 0;
 }
 
@@ -201,14 +176,6 @@ static void stall(void) {
 }
 #endif
 
-static uint32_t position(const K3Queue *queue) { return __atomic_load_n(&queue->position, __ATOMIC_RELAXED); }
-
-/* The expert that a queue's next entry has met and that is still coming, else NULL. */
-static const K3Expert *awaited(const K3Queue *queue) {
-    const K3Expert *expert = __atomic_load_n(&queue->awaits, __ATOMIC_RELAXED);
-    return expert != NULL && k3_is_coming(expert) ? expert : NULL;
-}
-
 /* Step one workgroup, which this worker has taken, until it blocks, its queue ends or `most` entries have run.
  * Returns how many ran. */
 static uint32_t step_workgroup(K3Worker *w, const K3Program *p, uint32_t workgroup, uint32_t most) {
@@ -261,105 +228,11 @@ static uint32_t try_workgroup(K3Worker *w, const K3Program *p, uint32_t workgrou
     return done;
 }
 
-/* ---- waiting --------------------------------------------------------------------------------------- */
-
-/* Progress of every worker of every rank: a rank that waits for a slow one is not stuck. */
-static uint64_t total_progress(const K3Team *team) {
-    uint64_t sum = 0;
-    for (uint32_t r = 0; r < team->image->header->n_ranks; r++)
-        for (uint32_t t = 0; t < team->n_workers; t++)
-            sum += __atomic_load_n(k3_progress_line(team->memory, r, t), __ATOMIC_RELAXED);
-    return sum;
-}
-
-/* The id of an expert in its layer. */
-static uint32_t expert_of(const K3Team *team, const K3Expert *expert) {
-    const uint32_t row = (uint32_t)(expert - team->memory->experts);
-    for (uint32_t i = 0; i < team->image->n_tensors; i++) {
-        const K3TensorRow *t = &team->image->tensors[i];
-        if (t->place == K3_PLACE_SLOTS && row >= t->expert0 && row - t->expert0 < t->n_experts) return row - t->expert0;
-    }
-    return row;
-}
-
-/* The blocked entry that comes first in the program is where the trouble is; later ones wait for it. Each
- * counter is read once: a second read could show a state in which nothing is wrong. Returns 0 where nothing
- * is blocked now, which is progress. */
-static int raise_deadline(K3Worker *w) {
-    K3Team *team = w->team;
-    const K3Program *p = &team->image->program[team->phase];
-    K3FaultReport fault = {K3_FAULT_DEADLINE, team->phase, K3_NO_INDEX, 0xffff, K3_NO_INDEX, w->index, 0, 0, 0, 0};
-    for (uint32_t g = 0; g < team->image->header->n_workgroups; g++) {
-        const uint32_t at = position(&team->queues[g]);
-        if (at >= p->queue[g + 1]) continue;
-        const K3Entry *e = &p->entries[at];
-        if (e->inst >= fault.inst) continue;
-        const K3Expert *expert = awaited(&team->queues[g]);
-        if (expert != NULL) {
-            fault = (K3FaultReport){K3_FAULT_ABSENT, team->phase, e->inst, p->insts[e->inst].op, g, w->index, 0, 0, 0, expert_of(team, expert)};
-            continue;
-        }
-        for (uint32_t i = 0; i < e->n_waits; i++) {
-            const K3Wait *wait = &p->waits[e->wait_ofs + i];
-            const uint32_t got = reached(team, wait->counter);
-            if (got >= wait->threshold) continue;
-            fault.code = K3_FAULT_DEADLINE;
-            fault.inst = e->inst;
-            fault.opcode = p->insts[e->inst].op;
-            fault.workgroup = g;
-            fault.counter = wait->counter;
-            fault.got = got;
-            fault.expected = wait->threshold;
-            break;
-        }
-    }
-    if (fault.inst == K3_NO_INDEX) return 0;
-    raise_fault(team, &fault);
-    return 1;
-}
-
-static void check_waiting(K3Worker *w) {
-    K3Team *team = w->team;
-    const uint32_t abort_word = __atomic_load_n(team->memory->abort_word, __ATOMIC_ACQUIRE);
-    if (abort_word != 0 && abort_word != team->image->header->rank + 1u) {
-        const K3FaultReport fault = {K3_FAULT_PEER, team->phase, K3_NO_INDEX, 0xffff, K3_NO_INDEX, w->index, 0, 0, 0, abort_word - 1u};
-        raise_fault(team, &fault);
-        return;
-    }
-    const uint64_t now = k3_now_ns(), progress = total_progress(team);
-    if (w->idle_since_ns == 0 || progress != w->idle_progress) {
-        w->idle_since_ns = now;
-        w->idle_progress = progress;
-    } else if (now - w->idle_since_ns > team->deadline_ns) {
-        if (!raise_deadline(w)) w->idle_since_ns = now;
-    }
-}
-
-/* Nothing was ready. Ranks may outnumber cores, so the core goes to somebody else soon: the tempting endless
- * spin would keep the very rank off the core that this one waits for. */
-static void back_off(K3Worker *w) {
-    w->idle++;
-    if (w->index >= w->team->n_threads) { /* one that reads: nobody waits for the time it takes to wake up */
-        const struct timespec nap = {0, w->idle < MOST_IO_NAPS ? IO_NAP_NS * (long)w->idle : IO_NAP_NS * MOST_IO_NAPS};
-        nanosleep(&nap, NULL);
-        check_waiting(w);
-    } else if (w->idle <= w->team->n_pauses) {
-        __builtin_ia32_pause();
-    } else if (w->idle <= w->team->n_pauses + N_YIELDS) {
-        sched_yield();
-        if (w->idle % 16 == 0) check_waiting(w);
-    } else {
-        const struct timespec nap = {0, SLEEP_NS};
-        nanosleep(&nap, NULL);
-        check_waiting(w);
-    }
-}
-
 /* ---- a step ---------------------------------------------------------------------------------------- */
 
 /* Own workgroups as far as they go; only where none of them is ready one slice of another worker's, so that a
  * worker whose core is taken away, or whose slices were the slower ones, does not keep all others waiting. */
-static void run_workgroups(K3Worker *w) {
+void k3_run_workgroups(K3Worker *w) {
     K3Team *team = w->team;
     const K3Program *p = &team->image->program[team->phase];
     const uint32_t n_compute = team->image->header->n_workgroups - (team->n_workers - team->n_threads);
@@ -384,48 +257,8 @@ static void run_workgroups(K3Worker *w) {
             w->idle_since_ns = 0;
             open = 1; /* it has not looked at all of them */
         } else if (open > 0) {
-            back_off(w);
+            k3_back_off(w);
         }
-    }
-}
-
-/* Worker t of rank r runs on allowed CPU r * n_threads + t, so that ranks side by side do not share a core
- * while another is free. */
-static void prepare_thread(const K3Worker *w) {
-    const K3Team *team = w->team;
-    const uint32_t index = team->image->header->rank * team->n_threads + w->index;
-    uint32_t left = index % (uint32_t)CPU_COUNT(&team->cpus);
-    for (int cpu = 0; cpu < CPU_SETSIZE && w->index < team->n_threads; cpu++) {
-        if (!CPU_ISSET(cpu, &team->cpus) || left-- != 0) continue;
-        cpu_set_t one;
-        CPU_ZERO(&one);
-        CPU_SET(cpu, &one);
-        pthread_setaffinity_np(pthread_self(), sizeof one, &one);
-        break;
-    }
-#ifndef K3_CONTROL_NO_FTZ /* only a test defines it: the canaries must notice */
-    k3_set_ftz();
-#endif
-    prctl(PR_SET_TIMERSLACK, 1000); /* the default 50 us would triple every nap */
-}
-
-static void *worker_main(void *argument) {
-    K3Worker *w = argument;
-    K3Team *team = w->team;
-    uint32_t seen = 0;
-    prepare_thread(w);
-    for (;;) {
-        for (w->idle = 0; __atomic_load_n(&team->go, __ATOMIC_ACQUIRE) == seen;) {
-            w->idle++;
-            if (w->index >= team->n_threads) nanosleep(&(struct timespec){0, IO_NAP_NS * MOST_IO_NAPS}, NULL);
-            else if (w->idle <= team->n_pauses) __builtin_ia32_pause();
-            else if (w->idle <= team->n_pauses + N_YIELDS) sched_yield();
-            else nanosleep(&(struct timespec){0, SLEEP_NS}, NULL);
-        }
-        seen++;
-        if (team->quit) return NULL;
-        run_workgroups(w);
-        __atomic_fetch_sub(&team->running, 1u, __ATOMIC_ACQ_REL);
     }
 }
 
@@ -442,11 +275,11 @@ uint32_t k3_team_step(K3Team *team, uint32_t phase, const K3Step *step, uint64_t
         c->max_tokens = p->row.max_tokens;
         c->scratch_floats = p->row.scratch_floats;
         c->fault = K3_FAULT_NONE;
-        for (uint32_t i = 0; i < GUARD_WORDS; i++) c->scratch[c->scratch_floats + i] = k3_bits_to_f32(SCRATCH_GUARD);
+        for (uint32_t i = 0; i < K3_GUARD_WORDS; i++) c->scratch[c->scratch_floats + i] = k3_bits_to_f32(SCRATCH_GUARD);
     }
     __atomic_store_n(&team->running, team->n_workers, __ATOMIC_RELAXED);
     __atomic_fetch_add(&team->go, 1u, __ATOMIC_RELEASE);
-    run_workgroups(&team->workers[0]);
+    k3_run_workgroups(&team->workers[0]);
     __atomic_fetch_sub(&team->running, 1u, __ATOMIC_ACQ_REL);
     for (uint32_t n = 0; __atomic_load_n(&team->running, __ATOMIC_ACQUIRE) != 0; n++) {
         if (n < team->n_pauses) __builtin_ia32_pause();
@@ -460,68 +293,4 @@ uint32_t k3_team_step(K3Team *team, uint32_t phase, const K3Step *step, uint64_t
     }
     for (uint32_t t = 0; t < team->n_threads; t++) *digest += team->workers[t].digest;
     return K3_FAULT_NONE;
-}
-
-/* ---- start and stop -------------------------------------------------------------------------------- */
-
-static int make_worker(K3Team *team, uint32_t index) {
-    K3Worker *w = &team->workers[index];
-    const K3Image *image = team->image;
-    uint32_t floats = 64;
-    for (uint32_t p = 0; p < K3_N_PHASES; p++)
-        if (image->program[p].n_entries > 0 && image->program[p].row.scratch_floats > floats) floats = image->program[p].row.scratch_floats;
-    const uint64_t bytes = ((uint64_t)floats + GUARD_WORDS) * 4;
-    float *scratch = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    if (scratch == MAP_FAILED) return -1;
-    w->team = team;
-    w->index = index;
-    w->ctx = (K3Ctx){.tensor = team->memory->tensor, .step = &team->step, .scratch = scratch,
-                     .rank = image->header->rank, .n_ranks = image->header->n_ranks, .peer_stride = (int64_t)team->memory->stride};
-    return 0;
-}
-
-int k3_team_start(K3Team *team, const K3Image *image, const K3Memory *memory, const K3Bodies *bodies,
-                  uint32_t n_threads, uint64_t deadline_ns, char *why, size_t why_bytes) {
-    const K3ImageHeader *h = image->header;
-    memset(team, 0, sizeof *team);
-    team->image = image;
-    team->memory = memory;
-    team->bodies = bodies;
-    team->n_threads = n_threads;
-    team->n_workers = n_threads + h->n_load_queues + h->n_fetch_queues;
-    team->deadline_ns = deadline_ns;
-    if (sched_getaffinity(0, sizeof team->cpus, &team->cpus) != 0) {
-        snprintf(why, why_bytes, "no CPU affinity mask");
-        return -1;
-    }
-    /* With a core for every worker a hand-off is worth spinning for; else whoever is awaited needs this core. */
-    team->n_pauses = h->n_ranks * n_threads <= (uint32_t)CPU_COUNT(&team->cpus) ? 300u : 20u;
-    team->counters = aligned_alloc(K3_LINE, 2 * ((uint64_t)h->max_counters + 1) * sizeof(K3Counter));
-    team->workers = aligned_alloc(K3_LINE, team->n_workers * sizeof(K3Worker));
-    team->queues = aligned_alloc(K3_LINE, h->n_workgroups * sizeof *team->queues);
-    if (team->counters == NULL || team->workers == NULL || team->queues == NULL) {
-        snprintf(why, why_bytes, "out of memory");
-        return -1;
-    }
-    memset(team->counters, 0, 2 * ((uint64_t)h->max_counters + 1) * sizeof(K3Counter));
-    memset(team->workers, 0, team->n_workers * sizeof(K3Worker));
-    for (uint32_t t = 0; t < team->n_workers; t++) {
-        if (make_worker(team, t) != 0) {
-            snprintf(why, why_bytes, "no memory for scratch");
-            return -1;
-        }
-        if (t == 0) continue;
-        if (k3_thread_start(&team->workers[t].thread, worker_main, &team->workers[t]) != 0) {
-            snprintf(why, why_bytes, "thread %u of %u could not be started", t, team->n_workers);
-            return -1;
-        }
-    }
-    prepare_thread(&team->workers[0]);
-    return 0;
-}
-
-void k3_team_stop(K3Team *team) {
-    team->quit = 1;
-    __atomic_fetch_add(&team->go, 1u, __ATOMIC_RELEASE);
-    for (uint32_t t = 1; t < team->n_workers; t++) pthread_join(team->workers[t].thread, NULL);
 }

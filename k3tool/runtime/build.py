@@ -62,6 +62,8 @@ _UNITS = (
     Unit("measure_io", "measure_io.c", ("-O2",)),
     Unit("cpu", "cpu.c", ("-O2",)),
     Unit("interp", "interp.c", ("-O2",)),
+    Unit("team", "team.c", ("-O2",)),
+    Unit("waiting", "waiting.c", ("-O2",)),
     Unit("observe", "observe.c", ("-O3",)),
     Unit("memory", "memory.c", ("-O2",)),
     Unit("copy", "copy.c", ("-O2",)),

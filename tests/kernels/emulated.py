@@ -22,6 +22,8 @@ OWN = {
     "measure_io.c",
     "cpu.c",
     "interp.c",
+    "team.c",
+    "waiting.c",
     "observe.c",
 }
 UNITS = [unit.source for unit in build._UNITS if unit.source not in OWN]

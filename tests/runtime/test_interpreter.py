@@ -200,6 +200,6 @@ def test_canaries_notice_a_thread_without_flushing(
     tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     made = tmp_path_factory.mktemp("variant") / "k3-cpu"
-    build(made, defines=["K3_CONTROL_NO_FTZ"], only=["interp"])
+    build(made, defines=["K3_CONTROL_NO_FTZ"], only=["team"])
     with pytest.raises(TargetError, match="canary"):
         toy.run(toy.launch(toy.images(toy.toy_isa(), tmp_path), interpreter=made))

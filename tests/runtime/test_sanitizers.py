@@ -20,7 +20,19 @@ from tests.runtime import toy
 from tests.runtime.test_memory_budget import plan_with
 
 pytestmark = pytest.mark.slow
-UNITS = ("scalar", "interp", "observe", "io", "devices", "residency", "memory", "image", "main")
+UNITS = (
+    "scalar",
+    "interp",
+    "team",
+    "waiting",
+    "observe",
+    "io",
+    "devices",
+    "residency",
+    "memory",
+    "image",
+    "main",
+)
 
 
 def sanitized(folder: Path, *flags: str) -> Path:
