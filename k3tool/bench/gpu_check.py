@@ -21,6 +21,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from k3tool.atomic import atomic_path
+from k3tool.bench.frame import interleave, spread
 from k3tool.errors import K3Error, TargetError, UsageError, listed
 from k3tool.model.config import K3Config
 from k3tool.revision import tool_version
@@ -36,13 +37,14 @@ from k3tool.verdict import Check, failed, is_sound, not_run, passed, summary
 
 PROMPT = (3, 1, 4, 1, 5, 9, 2)
 ORACLES = ("tiny13", "tiny_tp8")
+MEASURED, REPEATS = 4, 3
 SANITIZERS = ("memcheck", "racecheck")
 _SANITIZED_SECONDS = 600.0  # a step is some hundred times longer there
 NOT_WRITTEN = (
     ("batch 8", "a run has one sequence"),
     ("hand-off against a grid-wide barrier and launches in a graph", "not written"),
     ("GEMV bf16 and MXFP4 as a share of the copy bandwidth", "not written"),
-    ("tokens per second against a launch for each op, and a graph of them", "not written"),
+    ("tokens per second against a graph of launches, one for each op", "not written"),
     ("anatomy of a token and ablation of bodies", "not written"),
     ("ranks on several devices", "not written: a run has one"),
 )
@@ -212,10 +214,37 @@ def _run_once(asked: Asked) -> None:
     )  # fmt: skip
 
 
+def measure(asked: Asked, open_device: Open) -> str:
+    """Return decode's tokens a second in one launch and in one for each op, in turn, in words.
+
+    Raises: what a run is refused with.
+    """
+    model = asked.large or asked.models[-1]
+    options = RunOptions(
+        model, PROMPT, 1 + MEASURED * asked.gen, target=asked.target, tp=1, cache=asked.cache,
+        workgroups=asked.workgroups, ignore_eos=True,
+    )  # fmt: skip
+
+    def rate(is_each: bool) -> float:
+        each = replace(options, is_launch_per_op=is_each)
+        found = run_model(each, device=open_device(asked.target)).decode_tokens_per_second
+        assert found is not None
+        return found
+
+    paired = interleave(lambda: rate(True), lambda: rate(False), REPEATS)
+    one, each = spread(paired.second), spread(paired.first)
+    return (
+        f"{model.name}, one sequence: {one.text()} tokens a second in one launch, {each.text()} in "
+        f"one for each op: {paired.ratio.text()} times as many"
+    )
+
+
 # ---- the page -----------------------------------------------------------------------------------
 
 
-def page(asked: Asked, device: str, checks: Sequence[Check], rows: Sequence[Row]) -> list[str]:
+def page(
+    asked: Asked, device: str, checks: Sequence[Check], rows: Sequence[Row], measured: str
+) -> list[str]:
     """Return the page in lines of markdown."""
     rates = Table(
         [Column("case", "left"), Column("prefill"), Column("CPU"), Column("decode"), Column("CPU")],
@@ -250,6 +279,8 @@ def page(asked: Asked, device: str, checks: Sequence[Check], rows: Sequence[Row]
         "Tokens a second, as `run` counts them; the host takes part in every token.",
         "",
         *rates.markdown_lines(),
+        "",
+        measured,
     ]
 
 
@@ -279,16 +310,19 @@ def main(arguments: Sequence[str], open_device: Open = find_device, **small: Any
             words = f"{device.name} ({device.arch}, {device.n_units} units, {device.driver})"
             device.close()
             checks, rows = check(asked, open_device, lambda line: print(line, flush=True))
+            is_held = is_sound(checks, strict=given.strict)
+            measured = measure(asked, open_device) if is_held else "Nothing was measured."
         except TargetError as error:
             print(f"NOT RUN: {error.text('gpu')}")
             return error.exit_code
         except K3Error as error:
             print(error.text("gpu"), file=sys.stderr)
             return error.exit_code
+    print(measured)
     print(summary(checks))
     with atomic_path(given.output) as temporary:
-        temporary.write_text("\n".join(page(asked, words, checks, rows)) + "\n")
-    return 0 if is_sound(checks, strict=given.strict) else 4
+        temporary.write_text("\n".join(page(asked, words, checks, rows, measured)) + "\n")
+    return 0 if is_held else 4
 
 
 if __name__ == "__main__":

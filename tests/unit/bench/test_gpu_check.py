@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -52,13 +53,17 @@ def test_a_page_of_a_device(
     one_case(monkeypatch)
     monkeypatch.setattr("shutil.which", lambda name: None)
     monkeypatch.setattr(gpu_check, "_options", small_options)
+    monkeypatch.setattr(gpu_check, "PROMPT", (1,))
+    monkeypatch.setattr(gpu_check, "REPEATS", 1)
+    monkeypatch.setattr(gpu_check, "MEASURED", 1)
     output = tmp_path / "results.md"
     given = ["-o", str(output), "--cache", str(tmp_path / "cache")]
 
     def device(target: str, **damage: Any) -> EmulatedDevice:
         return EmulatedDevice(device_code("cuda"), **damage)
 
-    assert main(given, device) == 0
+    small = {"gen": 1, "workgroups": 4, "models": (MODELS["tiny13"],)}
+    assert main(given, device, **small) == 0
     page = output.read_text()
     assert "emulated blocks (sm_90, 32 units, no driver)" in page
     assert "| bits of tiny13, tp 1 workgroups 4 | PASS | 1 tokens and every logit |" in page
@@ -66,7 +71,14 @@ def test_a_page_of_a_device(
         assert f"| {name} | NOT RUN |" in page
     assert "| compute-sanitizer memcheck | NOT RUN | no compute-sanitizer |" in page
     assert f"1 PASS, 0 FAIL, {len(NOT_WRITTEN) + 3} NOT RUN" in capsys.readouterr().out
-    assert main([*given, "--strict"], lambda target: device(target, spoil=unknown_opcode)) == 4
+    assert re.search(
+        r"tiny13, one sequence: \S+ .* in one launch, .* for each op: \S+ .* times", page
+    )
+    damaged = main(
+        [*given, "--strict"], lambda target: device(target, spoil=unknown_opcode), **small
+    )
+    assert damaged == 4
+    assert "Nothing was measured." in output.read_text()
     assert "| FAIL | rank 0: step 0, position 0, prefill: instruction 3" in output.read_text()
 
 
