@@ -9,7 +9,7 @@ import json
 from collections.abc import Iterable, Mapping
 
 _MOST_QUOTED = 60
-_MOST_SHOWN = 4096  # of one field of a message: the longest path, and no list of a million numbers
+_MOST_SHOWN = 8192  # of one field of a message: the longest path, and no list of a million numbers
 
 
 def printable(text: str) -> str:
@@ -37,10 +37,10 @@ def listed(values: Iterable[object]) -> str:
     return ", ".join(shown(value) for value in ordered) or "none"
 
 
-def quoted(value: object) -> str:
+def quoted(value: object, most: int = _MOST_QUOTED) -> str:
     """Return what a file or an option holds as JSON writes it, cut where it is long."""
     text = printable(json.dumps(value, ensure_ascii=False, default=str))
-    return text if len(text) <= _MOST_QUOTED else f"{text[: _MOST_QUOTED - 3]}..."
+    return text if len(text) <= most else f"{text[: most - 3]}..."
 
 
 def shown(value: object) -> str:

@@ -10,6 +10,7 @@ INTERRUPTED, TERMINATED = 130, 143
 
 try:
     import importlib
+    import io
     import os
     import signal
     import traceback
@@ -184,6 +185,9 @@ def _open_standard_streams() -> None:
                 os.dup2(null, number)
                 os.close(null)
             setattr(sys, name, os.fdopen(number, mode, closefd=False))
+    # A path may hold what the stream has no bytes for; the rest of the report is worth printing.
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")
 
 
 def main() -> None:

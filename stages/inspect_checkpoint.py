@@ -74,10 +74,15 @@ def run(opts: Options) -> Result:
     wanted = (("coverage", opts.output, "-o"), ("fingerprint", opts.fingerprint, "--fingerprint"))
     outputs = [artifact_output(path, kind, option) for kind, path, option in wanted if path]
     check_outputs(outputs, [opts.checkpoint, *([opts.against] if opts.against else [])])
+    jobs = opts.jobs or os.cpu_count() or 1
+    if opts.values:
+        from k3tool.checkpoint.values import require_threads
+
+        require_threads(jobs)
     with Checkpoint.open(opts.checkpoint) as checkpoint:
         check_layers(checkpoint.config, opts.layers)
         coverage = coverage_of(checkpoint, weight_leaves(checkpoint.config))
-        values = _look_at_values(checkpoint, opts, coverage) if opts.values else None
+        values = _look_at_values(checkpoint, opts, coverage, jobs) if opts.values else None
         digest = None
         if opts.output:
             # HDF5 takes as long to load as the rest of a small report to make.
@@ -87,7 +92,9 @@ def run(opts: Options) -> Result:
         return Result(coverage, checkpoint.config, digest, values)
 
 
-def _look_at_values(checkpoint: Checkpoint, opts: Options, coverage: Coverage) -> "Values":
+def _look_at_values(
+    checkpoint: Checkpoint, opts: Options, coverage: Coverage, jobs: int
+) -> "Values":
     from k3tool.checkpoint.fingerprint import (
         compare_fingerprints,
         read_fingerprint,
@@ -98,7 +105,6 @@ def _look_at_values(checkpoint: Checkpoint, opts: Options, coverage: Coverage) -
 
     recorded = read_fingerprint(opts.against) if opts.against else None
     targets = Targets(checkpoint, opts.layers)
-    jobs = opts.jobs or os.cpu_count() or 1
     wanted = recorded is not None or opts.fingerprint is not None
     scan = ValueScan(checkpoint, targets, n_bytes=targets.n_bytes, jobs=jobs, fingerprint=wanted)
     with progress_of("values") as progress:

@@ -36,6 +36,7 @@ NEXT_STEPS: dict[str, str] = {
     "not recorded": "record the fingerprint of this checkpoint with --fingerprint",
 }
 FINDING_KINDS = tuple(NEXT_STEPS)
+MOST_NAME = 1000  # letters of a file's or a tensor's name that are shown
 
 
 class Finding(NamedTuple):
@@ -61,15 +62,21 @@ class Finding(NamedTuple):
         """Return a sort key: the order of a report."""
         return FINDING_KINDS.index(self.kind), self.file, self.name
 
+    @property
+    def _short(self) -> tuple[str, str]:
+        """Return file and name, cut where they are longer than any that is meant."""
+        return bounded(self.file, MOST_NAME), bounded(self.name, MOST_NAME)
+
     def error(self, folder: Path, more: int = 0, asking: str = "inspect") -> ArtifactError:
         """Return the finding as a refusal; inspect prints the same words without the folder."""
-        place = ": ".join(part for part in (str(folder / self.file), self.name) if part)
+        file, name = self._short
+        place = ": ".join(part for part in (str(folder / file), name) if part)
         listed = f" (k3tool {asking} {folder} lists {more} more)" if more else ""
         return ArtifactError(place, got=self.got, need=self.need, hint=f"{self.next_step}{listed}")
 
     def text(self) -> str:
         """Return the finding in one line, without its next step."""
-        place = ": ".join(part for part in (self.file, self.name) if part) or "the folder"
+        place = ": ".join(part for part in self._short if part) or "the folder"
         place, got, need = (printable(bounded(part)) for part in (place, self.got, self.need))
         return f"{place}: got {got}, need {need}"
 

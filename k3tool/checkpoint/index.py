@@ -19,6 +19,7 @@ from k3tool.errors import ArtifactError, quoted
 
 INDEX_NAME = "model.safetensors.index.json"
 MOST_TOTAL = (1 << 63) - 1  # a file's size has no more
+_MOST_NAME = 300  # letters of a wrong file name that are shown
 _NEXT_STEP = "fetch the index again, or remove it: then the headers rule"
 
 
@@ -89,7 +90,7 @@ def _count_strings(value: Any, depth: int = 0) -> int:
         return 1
     if not isinstance(value, dict | list):
         return 0
-    if depth > MOST_DEPTH:
+    if depth >= MOST_DEPTH:
         raise ValueError(TOO_DEEP)
     inside = value.values() if isinstance(value, dict) else value
     n_keys = len(value) if isinstance(value, dict) else 0
@@ -110,7 +111,7 @@ def _files(path: Path, weight_map: dict[str, Any]) -> list[str]:
         if not isinstance(file, str) or not _is_plain(file)
     )
     raise ArtifactError(
-        f"{path}: {name}", got=quoted(file), need="a plain file name",
+        f"{path}: {name}", got=quoted(file, _MOST_NAME), need="a plain file name",
         hint=_NEXT_STEP,
     )  # fmt: skip
 

@@ -58,7 +58,7 @@ def _integer(text: str) -> int:
 
 def _check_depth(value: Any) -> None:
     level = [value]
-    for _ in range(MOST_DEPTH + 1):
+    for _ in range(MOST_DEPTH):
         below: list[Any] = []
         for item in level:
             inside = item.values() if isinstance(item, dict) else item

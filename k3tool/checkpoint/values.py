@@ -5,6 +5,7 @@ in the block that read() has just filled. It decides nothing about names and sha
 done that, and what coverage could not read is not looked at here either.
 """
 
+import ctypes
 import hashlib
 import os
 import threading
@@ -22,15 +23,20 @@ from k3tool.checkpoint.reader import Checkpoint
 from k3tool.checkpoint.scan_library import (
     DONE,
     ENDED,
+    KEPT_BYTES,
+    MAX_JOBS,
     NONE,
+    RING_BYTES,
     STOPPED,
     Job,
+    Scan,
     Scanner,
     StopFlag,
     product_of,
 )
 from k3tool.checkpoint.value_targets import BF16, Piece, Place, Target, batches_of, pieces_of
-from k3tool.errors import ArtifactError
+from k3tool.errors import ArtifactError, TargetError
+from k3tool.memory import THREAD_BYTES, require_room
 from k3tool.ref.formats import SCALE_LIMIT
 
 
@@ -96,6 +102,12 @@ class Values:
 # -- reading -----------------------------------------------------------------------------------
 
 
+def require_threads(jobs: int) -> None:
+    """Refuse more threads than there is memory for, before any work. Raises: TargetError."""
+    each = RING_BYTES + KEPT_BYTES + MAX_JOBS * ctypes.sizeof(Scan) + THREAD_BYTES
+    require_room(jobs * each, f"{jobs} threads of --values (--jobs)")
+
+
 class ValueScan:
     """Runs the threads; `n_done` says how many bytes have been looked at so far."""
 
@@ -133,9 +145,11 @@ class ValueScan:
         """
         jobs = zip(self._scanners, self._places, strict=True)
         threads = [threading.Thread(target=self._work, args=job, daemon=True) for job in jobs]
+        started: list[threading.Thread] = []
         try:
             for thread in threads:
-                thread.start()
+                _start(thread, len(started))
+                started.append(thread)
             for thread in threads:
                 while thread.is_alive():
                     thread.join(tick_s)
@@ -145,7 +159,7 @@ class ValueScan:
                 on_tick(self.n_done)
         finally:
             self._stop.set()  # Ctrl-C: the threads come back within a block
-            for thread in threads:
+            for thread in started:
                 thread.join()
             for descriptor in self._files.values():
                 os.close(descriptor)
@@ -253,6 +267,16 @@ class ValueScan:
         findings = sorted(self._findings, key=lambda finding: finding.order)
         by_place = {place: places[place] for place in ordered}
         return Values(by_place, findings, self._fingerprints, self.n_done)
+
+
+def _start(thread: threading.Thread, n_started: int) -> None:
+    try:
+        thread.start()
+    except RuntimeError:  # the user's limit of processes, or address space for a stack
+        raise TargetError(
+            "--jobs", got=f"{n_started} threads, and no more from the system", need="one more",
+            hint=f"--jobs {max(1, n_started // 2)}, or raise the limit (ulimit -u)",
+        ) from None  # fmt: skip
 
 
 def _keep(piece: Piece, scan: Any) -> None:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 from k3tool.checkpoint.reader import Checkpoint
+from k3tool.checkpoint.whole import require_whole
 from k3tool.errors import UsageError
 from stages import options as common
 from stages.bench import shared
@@ -42,7 +43,8 @@ def run(opts: Options) -> "BenchReport":
     if not opts.values and (opts.layers is not None or opts.cold):
         raise UsageError("--layers, --cold", got="no --values", need="--values")
     if opts.checkpoint is not None:
-        Checkpoint.open(opts.checkpoint).close()  # or the process that is timed refuses it
+        with Checkpoint.open(opts.checkpoint) as checkpoint:
+            require_whole(checkpoint)  # or the process that is timed refuses it
         return _measure(opts, {"": opts.checkpoint})
     from k3tool.checkpoint.released_layout import RELEASED_DATA, write_released
 

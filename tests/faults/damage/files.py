@@ -4,6 +4,7 @@ import os
 import shutil
 from pathlib import Path
 
+from k3tool.checkpoint.side_files import SIDE_FILES
 from tests.faults.damage.case import Case, legal, refused
 from tests.faults.damage.edit import (
     INDEX,
@@ -18,6 +19,7 @@ from tests.faults.damage.edit import (
 
 FIRST, MIDDLE, LAST = shard_name(1), shard_name(6), shard_name(11)
 EMBED = "language_model.model.embed_tokens.weight"
+GENERATION = "generation_config.json"
 POINTER = (
     b"version https://git-lfs.github.com/spec/v1\n"
     b"oid sha256:4d7a214614ab2935c943f9e0ff69d22eadbb8f32b1258daaa5e2ca24d17e2393\nsize 16300000\n"
@@ -114,8 +116,12 @@ def _climb(folder: Path, entry: str) -> None:
 # -- beside the indexed files ------------------------------------------------------------------
 
 
+def _copy(folder: Path, name: str) -> None:
+    shutil.copy(folder / FIRST, folder / name)
+
+
 def _old_shard(folder: Path) -> None:
-    shutil.copy(folder / FIRST, folder / "model-00001-of-000009.safetensors")
+    _copy(folder, "model-00001-of-000009.safetensors")
 
 
 def _twin(folder: Path, name: str) -> None:
@@ -142,6 +148,27 @@ def _other_files(folder: Path) -> None:
     (folder / "figures").mkdir()
 
 
+def _no_marks(folder: Path) -> None:
+    """A date, a checksum, a listing: what people and tools leave beside whole files."""
+    for name in (f"{FIRST}.20260101", f"{FIRST}.sha256", f"{FIRST}.md5", "download.log", "a.part"):
+        (folder / name).write_bytes(b"not ours")
+
+
+def _side(folder: Path, name: str, make: str) -> None:
+    (folder / name).write_bytes(POINTER)
+    if make != "pointer":
+        _replace_by(folder / name, make, "gone")
+
+
+def _generation(folder: Path, text: str) -> None:
+    (folder / GENERATION).write_text(text)
+
+
+def _all_side_files(folder: Path) -> None:
+    for name in SIDE_FILES:
+        (folder / name).write_text("{}")
+
+
 ABSENT = ("absent", "need a file")
 FILES: tuple[Case, ...] = (
     refused("missing file", "first", lambda f: _unlink(f, FIRST), FIRST, *ABSENT),
@@ -163,6 +190,36 @@ FILES: tuple[Case, ...] = (
     refused("unfinished download", "browser, crdownload",
             lambda f: _marker(f, f"{FIRST}.crdownload"), f"{FIRST}.crdownload",
             "finished download"),
+    *(refused("unfinished download", program, lambda f, name=name: _marker(f, name), name,
+              "finished download")
+      for program, name in (
+          ("axel's state", f"{FIRST}.st"), ("lftp's state", f"{FIRST}.lftp-pget-status"),
+          ("a torrent's part", f"{MIDDLE}.!qB"), ("copy over ssh", f"{MIDDLE}.filepart"),
+          ("browser, opdownload", f"{LAST}.opdownload"), ("rsync's", f".{LAST}.a1B2c3"),
+          ("an object store's client", f"{LAST}.6eF3bA12"),
+          ("of the index alone", f"{INDEX}.part"),
+      )),
+    legal("unfinished download", "names that are no marks", _no_marks),
+    *(refused("side file", f"{name}, {make}", lambda f, name=name, make=make: _side(f, name, make),
+              name, words)
+      for name, make, words in (
+          (GENERATION, "pipe", "no regular file"), (GENERATION, "link", "a link to nothing"),
+          ("tokenizer.json", "pipe", "no regular file"), ("tiktoken.model", "folder", "a folder"),
+          ("chat_template.jinja", "pointer", "git-lfs pointer"),
+          (GENERATION, "pointer", "git-lfs pointer"),
+      )),
+    refused("side file", "generation_config.json, no JSON", lambda f: _generation(f, "{"),
+            GENERATION, "JSON"),
+    refused("side file", "generation_config.json, a list", lambda f: _generation(f, "[]"),
+            GENERATION, "got a JSON list", "object"),
+    refused("side file", "generation_config.json, a key twice",
+            lambda f: _generation(f, '{"eos_token_id": 1, "eos_token_id": 2}'), GENERATION,
+            "eos_token_id twice"),
+    refused("side file", "generation_config.json, end ids of text",
+            lambda f: _generation(f, '{"eos_token_id": ["x"]}'), GENERATION, "eos_token_id",
+            "token id"),
+    legal("side file", "generation_config.json, no end ids", lambda f: _generation(f, "{}")),
+    legal("side file", "all of them", _all_side_files),
     refused("zero-length file", "first", lambda f: _cut_to(f / FIRST, 0), FIRST, "0 bytes"),
     refused("zero-length file", "middle", lambda f: _cut_to(f / MIDDLE, 0), MIDDLE, "0 bytes"),
     refused("zero-length file", "last", lambda f: _cut_to(f / LAST, 0), LAST, "0 bytes"),
@@ -209,6 +266,14 @@ FILES: tuple[Case, ...] = (
             "need a checkpoint folder"),
     refused("no file", "no such folder", lambda f: f / "nothing", "got no such folder",
             "need a checkpoint folder"),
+    refused("no file", "a name of 300 letters", lambda f: f.parent / ("n" * 300),
+            "name too long", "need a checkpoint folder"),
+    refused("stray file", "a name that no stream can encode",
+            lambda f: _copy(f, os.fsdecode(b"caf\xe9.safetensors")),
+            "caf\\udce9.safetensors", "not in the index"),
+    refused("stray file", "a name with a line break and an escape",
+            lambda f: _copy(f, "a\nk3tool: all is well\x1b[2K.safetensors"),
+            "a\\nk3tool: all is well\\x1b[2K.safetensors", "not in the index"),
     refused("no file", "empty folder", lambda f: _emptied(f), "config.json"),
     legal("hub cache", "snapshot of links into blobs", lambda f: _hub_layout(f)[1]),
     refused("hub cache", "outer folder", lambda f: _hub_layout(f)[0], "config.json",

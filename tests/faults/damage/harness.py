@@ -79,7 +79,7 @@ def fingerprint(folder: Path) -> str:
     """Return a hash of names, kinds and bytes below a folder: what a no-op leaves unchanged."""
     digest = hashlib.sha256()
     for path in sorted(folder.rglob("*")):
-        digest.update(str(path.relative_to(folder)).encode() + b"\0")
+        digest.update(os.fsencode(path.relative_to(folder)) + b"\0")
         if path.is_symlink():
             digest.update(b"link " + os.fsencode(os.readlink(path)))
         elif path.is_file():

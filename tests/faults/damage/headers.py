@@ -110,6 +110,12 @@ def _reordered(folder: Path) -> None:
             header[name] = header.pop(name)
 
 
+def _k3(folder: Path, text: str) -> None:
+    with edit_header(folder / shard_name(1)) as header:
+        header["__metadata__"] = {"k3": text}
+
+
+LONG = "9" * 5000
 EMPTY = Tensor("F32", (0, 4), b"")
 HEADERS: tuple[Case, ...] = (
     refused("header length", "all ones", lambda f: length_word(f / FILE, 2**64 - 1), FILE,
@@ -140,6 +146,10 @@ HEADERS: tuple[Case, ...] = (
     refused("header is no JSON", "NaN as a number", _text(b"[128,160]", b"[NaN,160]"), FILE,
             "NaN"),
     refused("header is no JSON", "100,000 brackets", _is(b"{" + b'"a":[' * 100_000), FILE, "JSON"),
+    refused("header is no JSON", "200 brackets", _is(b'{"a":' + b"[" * 200 + b"]" * 200 + b"}"),
+            FILE, "nested deeper than 128"),
+    refused("header is no JSON", "UTF-16", lambda f: header_bytes(
+        f / FILE, lambda text: text.decode().encode("utf-16")), FILE, "UTF-8"),
     refused("header is no JSON", "a comma at the end", _text(b"}}", b"},}"), FILE, "JSON"),
     refused("header is no JSON", "text behind the object",
             lambda f: header_bytes(f / FILE, lambda text: text + b"x"), FILE, "JSON"),
@@ -186,6 +196,50 @@ HEADERS: tuple[Case, ...] = (
     refused("unknown dtype", "lower case", lambda f: _entry(f, dtype="bf16"), FILE, Q, "bf16",
             "BF16"),
     refused("unknown dtype", "a number", lambda f: _entry(f, dtype=16), FILE, Q, "16", "BF16"),
+    refused("shape", "500 axes of 2^62", lambda f: _entry(f, shape=[2**62] * 500), FILE, Q,
+            "500 axes", "at most 32"),
+    refused("shape", "30,000 axes of 2^62", lambda f: _entry(f, shape=[2**62] * 30_000), FILE, Q,
+            "30000 axes", "at most 32"),
+    refused("shape", "a number of 5000 digits", _text(b"[128,160]", b"[%s,160]" % (b"9" * 5000)),
+            FILE, "a number of 5000 digits"),
+    legal("name", "a layer's number of 5000 digits, in metadata",
+          lambda f: _metadata(f, {"note": f"layers.{LONG}."})),
+    refused("name", "a layer's number of 5000 digits",
+            lambda f: add(f, f"{LAYERS}{LONG}.x", EMPTY), FILE, "layers.999", "...", "nothing"),
+    refused("name", "an expert's number of 5000 digits",
+            lambda f: add(f, f"{LAYERS}1.block_sparse_moe.experts.{LONG}.x", EMPTY), FILE,
+            "experts.999", "nothing reads"),
+    refused("name", "the sign for any layer, escaped",
+            _text(b"layers.1.self_attn.q_proj", b"layers.\\u0023.self_attn.q_proj"), FILE, Q,
+            "absent"),
+    refused("name", "half of a surrogate pair", _text(b"self_attn.q_proj", b"\\ud800"), FILE,
+            "half of a surrogate pair"),
+    refused("name", "half of a surrogate pair, in metadata",
+            _text(b'"__metadata__":{', b'"__metadata__":{"a":"\\uDFFF",'), FILE,
+            "half of a surrogate pair"),
+    refused("name", "a line break that fakes a line of ours",
+            lambda f: add(f, "x\nk3tool: all is well", EMPTY), FILE, "x\\nk3tool: all is well"),
+    refused("name", "an escape sequence and a change of direction",
+            lambda f: add(f, "x\x1b[2K\u202ey", EMPTY), FILE, "x\\x1b[2K\\u202ey"),
+    refused("name", "a zero byte", lambda f: add(f, "x\0y", EMPTY), FILE, "x\\x00y"),
+    refused("name", "100,000 letters", lambda f: add(f, "x" * 100_000, EMPTY), FILE, "xxx...xxx",
+            "nothing reads"),
+    refused("unknown dtype", "half of a surrogate pair", lambda f: _entry(f, dtype="\ud800"), FILE,
+            "half of a surrogate pair"),
+    refused("unknown dtype", "an escape sequence", lambda f: _entry(f, dtype="\x1b[2J"), FILE, Q,
+            "u001b[2J"),
+    refused("unknown dtype", "100,000 letters", lambda f: _entry(f, dtype="F" * 100_000), FILE, Q,
+            "FFF..."),
+    *(refused("rank position", instance, lambda f, text=text: _k3(f, text), shard_name(1), "k3",
+              "the shard writer's JSON", "one of 1, 2, 4, 8")
+      for instance, text in (
+          ("tp 0", '{"tp":0,"rank":0}'), ("tp 3", '{"tp":3,"rank":0}'),
+          ("tp -1", '{"tp":-1,"rank":0}'), ("tp 10^12", '{"tp":1000000000000,"rank":0}'),
+          ("rank of none", '{"tp":2,"rank":7}'), ("rank -1", '{"tp":2,"rank":-1}'),
+          ("rank alone", '{"rank":0}'), ("true", '{"tp":true,"rank":false}'),
+          ("a list", "[1, 0]"), ("a key twice", '{"tp":2,"tp":2,"rank":0}'),
+          ("100,000 brackets", "[" * 100_000), ("a number of 5000 digits", f'{{"tp":{LONG}}}'),
+      )),
     refused("unknown dtype", "absent", lambda f: _entry(f, dtype=None), FILE, Q, "BF16"),
     refused("empty tensor", "more, at the end of a file",
             lambda f: add(f, LAYERS + "1.empty", EMPTY), FILE, LAYERS + "1.empty", "nothing reads",

@@ -55,6 +55,14 @@ def _total(folder: Path, value: object) -> None:
         index["metadata"]["total_size"] = value
 
 
+def _deep(folder: Path, depth: int) -> None:
+    """Nest a list in the metadata: legal JSON, which Python's reader stops at by its stack."""
+    text = (folder / INDEX).read_text()
+    assert '"total_size"' in text
+    deep = f'"deep": {"[" * depth}{"]" * depth}, "total_size"'
+    (folder / INDEX).write_text(text.replace('"total_size"', deep, 1))
+
+
 def _no(folder: Path, *path: str) -> None:
     with edit_json(folder / INDEX) as index:
         part: Any = index
@@ -155,6 +163,20 @@ INDEXES: tuple[Case, ...] = (
             "byte count"),
     refused("total_size", "negative", lambda f: _total(f, -1), INDEX, "total_size", "byte count"),
     refused("total_size", "true", lambda f: _total(f, True), INDEX, "total_size", "byte count"),
+    refused("total_size", "10^30", lambda f: _total(f, 10**30), INDEX, "total_size",
+            "more than 64 bits hold", "byte count", never="e+30"),
+    legal("index metadata", "nested 100 deep", lambda f: _deep(f, 100)),
+    refused("index metadata", "nested 990 deep", lambda f: _deep(f, 990), INDEX,
+            "nested deeper than 128"),
+    refused("index metadata", "100,000 brackets", _is('{"metadata":' + "[" * 100_000), INDEX,
+            "JSON"),
+    refused("index is no index", "null", _is("null"), INDEX, "got a JSON null", "object"),
+    refused("index is no index", "half of a surrogate pair in a name",
+            lambda f: _place(f, "\ud800", HOME), INDEX, "half of a surrogate pair"),
+    refused("index is no index", "a file name with a line break",
+            lambda f: _place(f, NORM, "a\nk3tool: well"), "a\\nk3tool: well", "absent"),
+    refused("index is no index", "a file name of 100,000 letters",
+            lambda f: _place(f, NORM, "x" * 100_000), "xxx...xxx", "absent"),
     legal("total_size", "absent", lambda f: _no(f, "metadata", "total_size")),
     legal("total_size", "no metadata", lambda f: _no(f, "metadata")),
     refused("duplicate tensor", "equal bytes in two indexed files", lambda f: _copy_to(f, 0),

@@ -64,6 +64,28 @@ def _quant(edit: Callable[[dict[str, Any]], None]) -> Callable[[Path], None]:
     return damage
 
 
+def _config_text(old: str, new: str) -> Callable[[Path], None]:
+    """Return damage to config.json's text, at the first place."""
+
+    def damage(folder: Path) -> None:
+        text = (folder / CONFIG).read_text()
+        assert old in text
+        (folder / CONFIG).write_text(text.replace(old, new, 1))
+
+    return damage
+
+
+def _vision(value: object) -> Callable[[Path], None]:
+    """Return damage to vision_config: fields of it, none of them for {}, or a whole other value."""
+
+    def damage(folder: Path) -> None:
+        with edit_json(folder / CONFIG) as config:
+            held = config["vision_config"]
+            config["vision_config"] = held | value if isinstance(value, dict) and value else value
+
+    return damage
+
+
 def _top(**fields: object) -> Callable[[Path], None]:
     def damage(folder: Path) -> None:
         with edit_json(folder / CONFIG) as config:
@@ -168,6 +190,34 @@ MEANING: tuple[Case, ...] = (
             "JSON"),
     refused("other model", "config is a list", lambda f: (f / CONFIG).write_text("[]"), CONFIG,
             "JSON object"),
+    refused("other model", "config has a key twice",
+            _config_text('"hidden_size":', '"hidden_size": 320, "hidden_size":'), CONFIG,
+            "hidden_size twice"),
+    refused("other model", "config holds a number of 5000 digits",
+            _config_text('"hidden_size":', '"x": %s, "hidden_size":' % ("9" * 5000)), CONFIG,
+            "a number of 5000 digits"),
+    refused("other model", "config holds 100,000 brackets",
+            _config_text('"hidden_size":', '"x": %s, "hidden_size":' % ("[" * 100_000)), CONFIG,
+            "JSON"),
+    refused("other model", "config holds half of a surrogate pair",
+            _config_text('"hidden_size":', '"x": "\\ud800", "hidden_size":'), CONFIG,
+            "half of a surrogate pair"),
+    refused("other model", "a million end ids", _text(eos_token_id=[1] * 1_000_000), CONFIG,
+            "eos_token_id"),
+    refused("other model", "end ids of text, a million", _text(eos_token_id=["x"] * 1_000_000),
+            CONFIG, "eos_token_id", '"x", "...'),
+    refused("other model", "65,536 experts", _text(num_experts=65_536), CONFIG,
+            "num_experts 65536", "2752718 tensors", "the 712 tensors here"),
+    refused("other model", "1025 layers", _text(num_hidden_layers=1025), CONFIG,
+            "num_hidden_layers", "1025"),
+    refused("layer map", "a million numbers", _map([4, 7, 8], [1, 2, 3, 5] + [6] * 1_000_000),
+            CONFIG, "kda_layers", "1000004 numbers"),
+    refused("other model", "an image side of text", _vision("many"), "vision_config",
+            "an object"),
+    refused("other model", "an image side of 10^9 blocks", _vision({"vt_num_hidden_layers": 10**9}),
+            "vt_num_hidden_layers", "1000000000"),
+    refused("other model", "an image side without a width", _vision({}),
+            "vision_config", "no such field"),
     refused("other model", "another width", _text(hidden_size=192), shard_name(1), "layers.0.",
             "160", "192"),
     refused("other model", "another vocabulary", _text(vocab_size=1024),

@@ -2,6 +2,7 @@
 
 import re
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from tests.faults.damage.case import Case, refused
 from tests.faults.damage.edit import INDEX, shard_name
@@ -30,6 +31,17 @@ def resource_answer(kind: str, command: str, answer: Answer) -> None:
     RESOURCES.answers[kind, command] = answer.code, re.sub(r"\b\d{5,}\b", "N", line)
 
 
+def _locked_downloads(folder: Path) -> None:
+    place = folder / ".cache" / "huggingface" / "download"
+    place.mkdir(parents=True)
+    place.chmod(0)
+
+
+def _locked_side_file(folder: Path) -> None:
+    (folder / "tokenizer.json").write_text("{}")
+    (folder / "tokenizer.json").chmod(0)
+
+
 UNREADABLE: dict[str, Case] = {
     case.id: case
     for case in (
@@ -38,6 +50,14 @@ UNREADABLE: dict[str, Case] = {
         refused("unreadable", "the index", lambda f: (f / INDEX).chmod(0), INDEX,
                 "permission denied", "the right to read"),
         refused("unreadable", "the config", lambda f: (f / "config.json").chmod(0), "config.json",
+                "permission denied", "the right to read"),
+        refused("unreadable", "the folder", lambda f: f.chmod(0), "permission denied",
+                "need a checkpoint folder", "the right to read"),
+        refused("unreadable", "the folder, which may be listed", lambda f: f.chmod(0o444),
+                "permission denied", "need a checkpoint folder", "the right to read"),
+        refused("unreadable", "where the hub's client downloads", _locked_downloads,
+                ".cache/huggingface/download", "permission denied", "the right to read"),
+        refused("unreadable", "a side file", _locked_side_file, "tokenizer.json",
                 "permission denied", "the right to read"),
     )
 }  # fmt: skip
