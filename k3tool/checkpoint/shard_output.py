@@ -29,7 +29,9 @@ def check_place(out: Path, checkpoint: Path) -> None:
     `out` has its links resolved. Raises: UsageError.
     """
     if not out.name:
-        raise UsageError(str(out), got="the root folder", need="a folder below it")
+        raise UsageError(
+            str(out), got="the root folder", need="a folder below it", hint="write to /shards"
+        )
     if out.is_symlink():  # realpath stops at a link only where it leads to itself
         raise UsageError(
             str(out), got="a link that leads to itself", need="a new folder",
@@ -50,12 +52,17 @@ def check_output(out: Path, names: Sequence[str], every: Sequence[str], force: b
     share it). Raises: UsageError.
     """
     if os.path.ismount(out):
-        raise UsageError(str(out), got="a mount point", need="a folder below it")
+        raise UsageError(
+            str(out), got="a mount point", need="a folder below it", hint=f"write to {out}/shards"
+        )
     if not out.exists() or (out.is_dir() and not any(out.iterdir())):
         return
     if not (out / SHARDS_NAME).is_file():
         # Never a folder that we did not write, forced or not.
-        raise UsageError(str(out), got="something that is no shards folder", need="a new folder")
+        raise UsageError(
+            str(out), got="something that is no shards folder", need="a new folder",
+            hint="write somewhere else, or remove it first",
+        )  # fmt: skip
     held = rank_folders(out)
     if not force and (set(held) & set(names) or _degree(held) != _degree(names)):
         raise UsageError(
@@ -69,8 +76,9 @@ def check_output(out: Path, names: Sequence[str], every: Sequence[str], force: b
             str(out),
             got=f"shards of tp {_degree(held)}",
             need="all ranks of the new degree, or another folder",
+            hint="leave --rank out, or write somewhere else",
         )
-    _refuse_foreign(out, _replaced(out, held, names, every))
+    refuse_foreign(out, _replaced(out, held, names, every))
 
 
 def check_content(out: Path, digest: str, names: Sequence[str], every: Sequence[str]) -> bool:
@@ -85,6 +93,7 @@ def check_content(out: Path, digest: str, names: Sequence[str], every: Sequence[
             str(out),
             got=f"shards of other content ({', '.join(others)})",
             need="shards of this checkpoint with these options, or another folder",
+            hint="write somewhere else, or all ranks with --force",
         )
     return joins
 
@@ -114,8 +123,11 @@ def _replaced(
     return [out]
 
 
-def _refuse_foreign(out: Path, folders: Sequence[Path]) -> None:
-    """Refuse to give away folders with anything in them that shard does not write."""
+def refuse_foreign(out: Path, folders: Sequence[Path]) -> None:
+    """Refuse to give away `out`, or ranks in it, with anything in them that shard does not write.
+
+    Raises: UsageError.
+    """
     found = [
         os.path.relpath(path, out)
         for folder in folders

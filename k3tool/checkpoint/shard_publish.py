@@ -16,7 +16,7 @@ from k3tool.artifact import canonical_json
 from k3tool.atomic import atomic_path, fsync
 from k3tool.checkpoint.names import RANK_FOLDER
 from k3tool.checkpoint.shard_journal import Work, read_json
-from k3tool.checkpoint.shard_output import check_content, check_output
+from k3tool.checkpoint.shard_output import check_content, check_output, refuse_foreign
 from k3tool.errors import ArtifactError
 
 _AT_FDCWD, _RENAME_EXCHANGE = -100, 2  # linux/fcntl.h, linux/fs.h
@@ -42,7 +42,11 @@ def publish(
         if not work.moves.exists():
             _note_moves(work, out, digest, names, every, force)
         try:
-            for move in noted_moves(work, out):
+            moves = [move for move in noted_moves(work, out) if not _is_made(out, move)]
+            targets = [out.parent / move.target for move in moves]
+            if force:  # again: they may have been noted by a run that was killed long ago
+                refuse_foreign(out, [path for path in targets if path.is_dir()])
+            for move in moves:
                 _carry_out(out.parent, move, replace=force)
             break
         except OSError as error:
@@ -54,9 +58,11 @@ def publish(
 
 def is_published(work: Work, out: Path) -> bool:
     """Return whether all noted moves were made, and only the tidying was cut off."""
-    return work.moves.exists() and all(
-        _inode(out.parent / move.target) == move.inode for move in noted_moves(work, out)
-    )
+    return work.moves.exists() and all(_is_made(out, move) for move in noted_moves(work, out))
+
+
+def _is_made(out: Path, move: Move) -> bool:
+    return _inode(out.parent / move.target) == move.inode
 
 
 def _note_moves(
@@ -105,8 +111,6 @@ def _is_legal(move: Move, work: Work, out: Path) -> bool:
 
 def _carry_out(parent: Path, move: Move, *, replace: bool) -> None:
     source, target = parent / move.source, parent / move.target
-    if _inode(target) == move.inode:
-        return
     if replace and target.exists() and any(target.iterdir()):
         _exchange(source, target)
     else:

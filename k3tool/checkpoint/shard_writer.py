@@ -112,7 +112,8 @@ def chosen_ranks(tp: int, ranks: Sequence[int] | None) -> tuple[int, ...]:
     chosen = tuple(sorted(set(range(tp) if ranks is None else ranks)))
     wrong = [rank for rank in chosen if not 0 <= rank < tp]
     if wrong or not chosen:
-        raise UsageError("--rank", got=wrong, need=f"ranks from 0 to {tp - 1}")
+        need = f"ranks from 0 to {tp - 1}"
+        raise UsageError("--rank", got=wrong, need=need, hint="leave it out to write all ranks")
     return chosen
 
 

@@ -224,6 +224,7 @@ def test_disk_full_leaves_old_output_and_whole_files(
         with pytest.raises(K3Error, match="No space left") as caught:
             shard_checkpoint(oracle("tiny_tp8"), 8, out, force=True, jobs=1, say=lines.append)
     assert caught.value.exit_code == 1
+    assert "free some room" in str(caught.value.hint)
     assert tree(out) == before
     left = [path for path in tmp_path.rglob("*") if path.name.endswith(".tmp")]
     assert left == []

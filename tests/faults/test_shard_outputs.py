@@ -150,6 +150,34 @@ def test_run_replaces_nothing_foreign_in_its_cache(oracle: Oracle, tmp_path: Pat
     assert made() == "built"
 
 
+def test_what_came_after_the_moves_were_noted(
+    k3tool: Run, oracle: Oracle, out: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A run is killed before it replaces the old shards; somebody keeps notes beside them."""
+    shard = ("shard", oracle("tiny_tp8"), "--tp", 4, "-o", out, "--force")
+    with monkeypatch.context() as patch:
+        patch.setattr("k3tool.checkpoint.shard_publish._carry_out", _killed)
+        with pytest.raises(Killed):
+            shard_checkpoint(oracle("tiny_tp8"), 4, out, force=True)
+    (out / "rank-00-of-02" / "notes.txt").write_text("x")
+    before = tree(out)
+    outcome = k3tool(*shard)
+    assert (outcome.code, "notes.txt, which shard did not write" in outcome.err) == (2, True)
+    assert tree(out) == before
+    (out / "rank-00-of-02" / "notes.txt").unlink()
+    assert k3tool(*shard).code == 0
+    assert Shards.open(out).tp == 4
+    assert [path.name for path in out.parent.iterdir()] == ["out"]
+
+
+class Killed(BaseException):
+    """What no step may catch for good."""
+
+
+def _killed(*arguments: object, **words: object) -> None:
+    raise Killed
+
+
 # -- places ------------------------------------------------------------------------------------
 
 
@@ -276,15 +304,8 @@ GARBAGE = {
 
 def _all_written(source: Path, out: Path) -> Path:
     """Leave the work of a run that was killed while it gave its shards their name."""
-
-    class Killed(BaseException):
-        pass
-
-    def killed(*arguments: object, **words: object) -> None:
-        raise Killed
-
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("k3tool.checkpoint.shard_publish._carry_out", killed)
+        patch.setattr("k3tool.checkpoint.shard_publish._carry_out", _killed)
         with pytest.raises(Killed):
             shard_checkpoint(source, 2, out)
     work = out.with_name(f".{out.name}.shard")

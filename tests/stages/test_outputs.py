@@ -1,5 +1,6 @@
 """What an output may replace: nothing but what the same command writes; and full disks."""
 
+import errno
 import os
 import resource
 import socket
@@ -12,6 +13,8 @@ import numpy as np
 import pytest
 
 from k3tool.artifact import Dataset, open_artifact, write_artifact
+from k3tool.atomic import atomic_folder, atomic_path
+from k3tool.errors import K3Error
 
 Run = Callable[..., "object"]
 REPO = Path(__file__).resolve().parent.parent.parent
@@ -144,6 +147,20 @@ def test_a_file_size_limit_is_one_line_and_leaves_nothing(plan: Path) -> None:
     assert done.stderr.count("\n") == 2
     assert "hint: write somewhere else" in done.stderr
     assert sorted(path.name for path in plan.parent.iterdir()) == ["plan.h5"]
+
+
+def test_a_folder_that_grows_hidden_is_named_as_it_was_asked_for(tmp_path: Path) -> None:
+    out = tmp_path / "ck"
+    with pytest.raises(K3Error, match=r"/ck/config\.json: got ") as caught:
+        _write_below(out)
+    assert ".partial" not in str(caught.value)
+    assert "free some room" in str(caught.value.hint)
+    assert list(tmp_path.iterdir()) == []
+
+
+def _write_below(out: Path) -> None:
+    with atomic_folder(out) as building, atomic_path(building / "config.json"):
+        raise OSError(errno.ENOSPC, "No space left on device")
 
 
 def test_mapped_extents_survive_the_way_in_memory(tmp_path: Path) -> None:
