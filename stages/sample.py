@@ -11,7 +11,7 @@ import click
 from k3tool.checkpoint.released_layout import RELEASED_DATA, write_released
 from k3tool.checkpoint.sample_presets import PRESETS
 from k3tool.checkpoint.sample_writer import SampleInfo, write_sample
-from k3tool.errors import UsageError
+from k3tool.errors import UsageError, printable
 from stages import options
 
 
@@ -124,6 +124,6 @@ def command(
         return
     degrees = ", ".join(map(str, info.legal_tp))
     click.echo(
-        f"sample {info.path}: {info.preset}, {info.n_tensors} tensors in {info.n_files} files, "
-        f"{info.total_bytes} bytes, legal at TP {degrees}"
+        f"sample {printable(str(info.path))}: {info.preset}, "
+        f"{info.n_tensors} tensors in {info.n_files} files, {info.total_bytes} bytes, legal at TP {degrees}"
     )

@@ -14,6 +14,8 @@ from k3tool.model.weights import TensorSpec, find_spec
 
 _NUMBER, _DOT = re.compile(r"\d+"), re.compile(r"\.")
 _MOST_NAMES = 3
+# To compare texts takes the product of their lengths; a model has 50 forms of some 70 letters.
+_MOST_FORMS, _MOST_LETTERS = 1000, 200
 
 
 def tensor_value(checkpoint: Checkpoint, name: str) -> dict[str, Any]:
@@ -88,9 +90,10 @@ def nearest_names(name: str, names: Iterable[str]) -> list[str]:
         if fit > fits.get(form, (False, False)) or form not in forms:
             forms[form], fits[form] = each, fit
     found = [form for form in forms if asked in form]
-    if not found:
+    likely = [form for form in forms if len(form) <= _MOST_LETTERS][:_MOST_FORMS]
+    if not found and len(asked) <= _MOST_LETTERS:
         # A leaf as it is written without its layer is unlike every whole name.
-        ends = {form[i:]: form for form in forms for i in (0, *_starts(form))}
+        ends = {form[i:]: form for form in likely for i in (0, *_starts(form))}
         found = list(dict.fromkeys(ends[e] for e in difflib.get_close_matches(asked, ends)))
     return [forms[form] for form in sorted(found, key=len)[:_MOST_NAMES]]
 

@@ -67,12 +67,12 @@ def _measure(opts: Options, checkpoints: Mapping[str, Path]) -> "BenchReport":
 
         return bench_inspect(checkpoints, opts.repeats)
     from k3tool.bench.inspect_values import bench_values
+    from k3tool.checkpoint.values import require_threads
 
+    jobs = opts.jobs or os.cpu_count() or 1
+    require_threads(jobs)
     (checkpoint,) = checkpoints.values()
-    return bench_values(
-        checkpoint, opts.layers, jobs=opts.jobs or os.cpu_count() or 1,
-        repeats=opts.repeats, cold=opts.cold,
-    )  # fmt: skip
+    return bench_values(checkpoint, opts.layers, jobs=jobs, repeats=opts.repeats, cold=opts.cold)
 
 
 @click.command("inspect")

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from k3tool.artifact import open_artifact
-from k3tool.checkpoint import released_layout, values
+from k3tool.checkpoint import released_layout, tensor_report, values
 from k3tool.checkpoint.index import INDEX_NAME
 from k3tool.checkpoint.regular_file import MOST_BYTES
 from k3tool.checkpoint.released_layout import CONFIG_FILE, INDEX_FILE, RELEASED_DATA
@@ -89,6 +89,13 @@ def test_more_threads_than_the_system_gives(
     assert not any(thread.is_alive() for thread in started)
 
 
+def test_bench_of_more_threads_than_memory(oracle: Run) -> None:
+    bench = ("bench", "inspect", oracle("tiny_tp8"), "--values", "--jobs", 10**9)
+    done = start(*bench, text=True)
+    assert done.returncode == 5, done
+    assert f"for {10**9} threads of --values (--jobs)" in done.stderr
+
+
 # -- names -------------------------------------------------------------------------------------
 
 
@@ -149,6 +156,27 @@ def test_names_that_a_stream_cannot_encode(writable: Run, tmp_path: Path, encodi
     done = start("inspect", folder)
     assert done.returncode == 3
     assert b"got a name that is no UTF-8" in done.stderr
+
+
+def test_a_name_is_likened_to_few_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An absent name is compared with likely ones, not with all that an index may have."""
+    compared: list[str] = []
+    close = tensor_report.difflib.get_close_matches
+
+    def counted(word: str, ends: dict[str, str]) -> list[str]:
+        compared.extend(ends)
+        return close(word, ends)
+
+    monkeypatch.setattr(tensor_report.difflib, "get_close_matches", counted)
+    names = [
+        "model.norm.weight", "x" * 100_000,
+        *("w" + "".join(chr(97 + number // 26**place % 26) for place in range(4))
+          for number in range(20_000)),
+    ]  # fmt: skip
+    assert "model.norm.weight" in tensor_report.nearest_names("model.norm.weigth", names)
+    assert 0 < len(compared) < 5000
+    assert max(map(len, compared)) <= 200
+    assert tensor_report.nearest_names("y" * 100_000, names) == []
 
 
 # -- paths -------------------------------------------------------------------------------------
