@@ -125,5 +125,6 @@ def command(
     degrees = ", ".join(map(str, info.legal_tp))
     click.echo(
         f"sample {printable(str(info.path))}: {info.preset}, "
-        f"{info.n_tensors} tensors in {info.n_files} files, {info.total_bytes} bytes, legal at TP {degrees}"
+        f"{info.n_tensors} tensors in {info.n_files} files, {info.total_bytes} bytes, "
+        f"legal at TP {degrees}"
     )
