@@ -146,14 +146,21 @@ def atomic_folder(out: Path) -> Iterator[Path]:
     building = out.parent / f".{out.name}.{os.getpid()}.partial"
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
-        building.mkdir()
+        building.mkdir()  # what stands there under this name already is not ours to remove
+    except OSError as error:
+        raise _unwritable(out, error) from None
+    try:
         yield building
         building.rename(out)
     except OSError as error:
-        got, hint = system_words(error), disk_hint(error)
-        raise K3Error(str(out), got=got, need="a writable folder", hint=hint) from None
+        raise _unwritable(out, error) from None
     except K3Error as error:  # of a file in it: its folder has a name that nobody knows
         error.object = error.object.replace(str(building), str(out))
         raise
     finally:
         shutil.rmtree(building, ignore_errors=True)
+
+
+def _unwritable(out: Path, error: OSError) -> K3Error:
+    hint = disk_hint(error)
+    return K3Error(str(out), got=system_words(error), need="a writable folder", hint=hint)

@@ -158,6 +158,15 @@ def test_a_folder_that_grows_hidden_is_named_as_it_was_asked_for(tmp_path: Path)
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_folder_with_the_hidden_name_is_let_alone(tmp_path: Path) -> None:
+    hidden = tmp_path / f".ck.{os.getpid()}.partial"
+    hidden.mkdir()
+    (hidden / "notes.txt").write_text("x")
+    with pytest.raises(K3Error, match="/ck: got File exists"):
+        _write_below(tmp_path / "ck")
+    assert (hidden / "notes.txt").read_text() == "x"
+
+
 def _write_below(out: Path) -> None:
     with atomic_folder(out) as building, atomic_path(building / "config.json"):
         raise OSError(errno.ENOSPC, "No space left on device")
