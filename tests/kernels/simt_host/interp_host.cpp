@@ -229,7 +229,7 @@ static uint64_t digest_of(const uint32_t *words, uint64_t n, uint64_t key) {
 
 /* Named as the leaves that a driver may ask for; it has no bodies of a CPU. */
 extern "C" const K3Bodies k3_bodies_scalar;
-const K3Bodies k3_bodies_scalar = {"scalar", {}, 0, {}, digest_of};
+const K3Bodies k3_bodies_scalar = {.name = "scalar", .digest = digest_of};
 extern "C" const K3Bodies *k3_bodies_here(uint32_t index) { return index == 0 ? &k3_bodies_scalar : NULL; }
 extern "C" const K3Bodies *k3_choose_bodies(const char *name) { return strcmp(name, "scalar") == 0 ? &k3_bodies_scalar : NULL; }
 extern "C" int k3_measure(int, char **) { return 2; }
