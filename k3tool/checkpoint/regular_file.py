@@ -42,7 +42,7 @@ def require_folder(path: Path, need: str, hint: str) -> None:
             raise ArtifactError(str(path), got="a file", need=need, hint=hint)
         with os.scandir(path):
             pass
-        os.stat(path / ".")  # a folder may be listed and not entered
+        os.stat(os.path.join(path, "."))  # it may be listed and not entered; Path drops the dot
     except (FileNotFoundError, NotADirectoryError):
         raise ArtifactError(str(path), got="no such folder", need=need, hint=hint) from None
     except OSError as error:
