@@ -13,7 +13,6 @@
 #define K3_IMAGE_VERSION 3u
 #define K3_N_PHASES 2u /* 0 decode, 1 prefill: the order of ALL_PHASES in k3tool/isa/table.py */
 #define K3_N_OPCODES 256u
-#define K3_MOST_IO_QUEUES 64u
 #define K3_MOST_DEVICES 8u
 #define K3_SEGMENT_HEADER 4096u /* before the ranks' segments in the shared file: abort word, progress */
 

@@ -1,5 +1,6 @@
 """Options that several commands share: the same word means the same thing everywhere."""
 
+import math
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -27,6 +28,17 @@ class PathOption(click.Path):
         if str(value) == "":
             self.fail("got an empty path, need a name; the current folder is .", param, ctx)
         return super().convert(value, param, ctx)
+
+
+class Finite(click.FloatRange):
+    """A number in a range; neither nan, which passes any comparison, nor inf."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Refuse what is no finite number."""
+        number = super().convert(value, param, ctx)
+        if not math.isfinite(number):
+            self.fail(f"got {number}, need a finite number", param, ctx)
+        return number
 
 
 PATH = PathOption()

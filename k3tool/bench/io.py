@@ -10,10 +10,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from k3tool.errors import K3Error, UsageError
-from k3tool.isa.table import LOAD_BLOCK_BYTES
+from k3tool.isa.table import LOAD_BLOCK_BYTES, MOST_IO_QUEUES
 from k3tool.runtime.interpreter import load
-
-MOST_DEPTH = 64  # K3_MOST_IO_QUEUES
 
 
 class IoRate(NamedTuple):
@@ -34,8 +32,8 @@ def measure_io(path: Path, block_bytes: int, depth: int, n_bytes: int) -> IoRate
 
     Raises: UsageError for a depth it does not have; K3Error when the file cannot be read so.
     """
-    if not 0 < depth <= MOST_DEPTH:
-        raise UsageError("--depth", got=depth, need=f"1 to {MOST_DEPTH}")
+    if not 0 < depth <= MOST_IO_QUEUES:
+        raise UsageError("--depth", got=depth, need=f"1 to {MOST_IO_QUEUES}")
     arguments = ["--measure-io", str(path), str(block_bytes), str(depth), str(n_bytes)]
     done = subprocess.run(
         [str(load().path), *arguments], capture_output=True, text=True, check=False

@@ -19,7 +19,7 @@ from k3tool.artifact import Artifact, Dataset, InputRef, open_artifact, write_ar
 from k3tool.errors import ArtifactError, quoted
 from k3tool.fields import Fields, attrs_of, column, params_of, texts
 from k3tool.isa import wire
-from k3tool.isa.table import ALL_PHASES, NO_HANDLE, SPECS, Op, isa_hash
+from k3tool.isa.table import ALL_PHASES, MOST_IO_QUEUES, NO_HANDLE, SPECS, Op, isa_hash
 from k3tool.targets import MOST, MOST_RANKS, TARGETS
 
 PLAN_SCHEMA = 2
@@ -227,12 +227,15 @@ def require_params(fields: Fields) -> None:
 
 def _require_residency(fields: Fields, found: object) -> None:
     """Refuse a memory budget's params that are not counts, or name no I/O worker."""
-    least = {"ring_bytes": 0, "slots": 0, "slot_bytes": 0, "load_queues": 1, "fetch_queues": 1}
-    good = isinstance(found, dict) and set(found) == set(least) and all(
-        type(found[name]) is int and found[name] >= n for name, n in least.items()
-    )  # fmt: skip
-    if not good:
-        fields.refuse("residency", found, f"counts of {', '.join(least)}")
+    bytes_, queues = (0, _MOST_BYTES), (1, MOST_IO_QUEUES)
+    bounds = {"ring_bytes": bytes_, "slots": (0, _MOST_POSITIONS), "slot_bytes": bytes_,
+              "load_queues": queues, "fetch_queues": queues}  # fmt: skip
+    if not isinstance(found, dict) or set(found) != set(bounds):
+        fields.refuse("residency", found, f"counts of {', '.join(bounds)}")
+    for name, (least, most) in bounds.items():
+        if type(found[name]) is not int or not least <= found[name] <= most:
+            need = f"{name} an integer from {least} to {most}"
+            fields.refuse("residency", f"{name} {found[name]}", need)
 
 
 def phases_in(datasets: Sequence[str], root: str = "") -> tuple[str, ...]:

@@ -23,6 +23,7 @@ def _constants() -> list[str]:
         "K3_CANDIDATE_WORDS": table.CANDIDATE_WORDS,
         "K3_RUN_SHIFT": table.RUN_SHIFT,
         "K3_LOAD_BLOCK_BYTES": table.LOAD_BLOCK_BYTES,
+        "K3_MOST_IO_QUEUES": table.MOST_IO_QUEUES,
     }
     return [f"#define {name} {value}" for name, value in pairs.items()]
 

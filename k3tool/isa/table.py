@@ -32,6 +32,7 @@ FLAG_SHIFT = 4
 RUN_SHIFT = 8  # a generated operand constant is slot | place in the slot's run << RUN_SHIFT
 PAGE_TOKENS = 256  # the length of a softmax page: fixed in numerics version 1
 LOAD_BLOCK_BYTES = 1 << 20  # what one read of a LOAD asks the device for
+MOST_IO_QUEUES = 64  # of either kind: threads that sleep in a device
 IO_PAGE_BYTES = 4096  # reads that bypass the page cache start and end on it, in file and memory
 CANDIDATE_WORDS = 4  # argmax candidate: best f32, index u32, second best f32, 0
 

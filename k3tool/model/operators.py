@@ -202,6 +202,10 @@ def solve_sizes(
         later = [entry for entry in pending if not _settle(op, name, entry, sizes)]
         assert len(later) < len(pending), f"{op.name}: SIZES does not determine {later}"
         pending = later
+    unsaid = {x for part in _row(op)[1].split("|") for x in letters_of(part)} - set(sizes)
+    if unsaid:  # a packet of a file may be of any op: NOP has no operand that says how wide it is
+        need = f"an operand that says {' and '.join(sorted(unsaid))}"
+        raise K3Error(f"{name}: {op.name}", got="of no size", need=need)
     return sum(result_widths(op, sizes)), sizes
 
 

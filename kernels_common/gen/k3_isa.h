@@ -8,6 +8,7 @@
 #define K3_CANDIDATE_WORDS 4
 #define K3_RUN_SHIFT 8
 #define K3_LOAD_BLOCK_BYTES 1048576
+#define K3_MOST_IO_QUEUES 64
 #define K3_ISA_HASH "a6d67ac0b8d4ac9c04c7463ccb106db1407f6ae3964b3cc6330fd27cb0386404"
 
 /* nothing */

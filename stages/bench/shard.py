@@ -42,7 +42,7 @@ def run(options: Options) -> "BenchReport":
     help="Folder on the disk to measure. Default: here.",
 )
 @click.option(
-    "--size", type=click.FloatRange(min=6.0), default=8.0, show_default=True, metavar="GB",
+    "--size", type=common.Finite(min=6.0), default=8.0, show_default=True, metavar="GB",
     help="Bytes of the source, at least; the disk needs room for three times as much.",
 )  # fmt: skip
 @common.tp(default=2)

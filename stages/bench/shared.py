@@ -38,7 +38,7 @@ def chosen_phase(phase: str | None, names: Iterable[str]) -> str:
 def bandwidth_option() -> common.Decorator:
     """Return `--bandwidth`, None where the data sheet is to say."""
     return click.option(
-        "--bandwidth", type=click.FloatRange(min=1.0), metavar="GB/s",
+        "--bandwidth", type=common.Finite(min=1.0), metavar="GB/s",
         help="Memory bandwidth to assume. Default: the target's data sheet.",
     )  # fmt: skip
 

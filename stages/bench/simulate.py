@@ -104,33 +104,33 @@ def _execute(isa: "Isa", phase: str, seed: int) -> dict[str, int]:
 )
 @click.option(
     "--handoff-us",
-    type=click.FloatRange(min=0.0),
+    type=common.Finite(min=0.0),
     metavar="US",
     help="Cost of a hand-off on one rank. Default: the target's.",
 )
 @click.option(
     "--gate-us",
-    type=click.FloatRange(min=0.0),
+    type=common.Finite(min=0.0),
     metavar="US",
     help="Cost of one that all ranks arrive at. Default: --handoff-us.",
 )
 @shared.bandwidth_option()
 @click.option(
     "--unit-bandwidth",
-    type=click.FloatRange(min=0.001),
+    type=common.Finite(min=0.001),
     metavar="GB/s",
     help="What one workgroup can move alone. Default: the target's.",
 )
 @click.option(
     "--stall-rate",
-    type=click.FloatRange(0.0, 1.0),
+    type=common.Finite(0.0, 1.0),
     default=0.00001,
     show_default=True,
     help="Part of entries that stall.",
 )
 @click.option(
     "--stall-us",
-    type=click.FloatRange(min=0.0),
+    type=common.Finite(min=0.0),
     default=10.0,
     show_default=True,
     help="Mean stall.",

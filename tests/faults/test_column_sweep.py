@@ -7,8 +7,10 @@ of mutations and random faults do at length.
 
 import random
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from k3tool.checkpoint.sample_presets import PRESETS, preset_config
@@ -22,6 +24,7 @@ from k3tool.isa import wire
 from k3tool.isa.columns import ENTRY_DTYPE, PACKET_DTYPE
 from k3tool.isa.emit import emit
 from k3tool.isa.stream import Isa
+from k3tool.isa.table import MOST_IO_QUEUES, Op
 from k3tool.model.config import K3Config
 from tests.faults.column_edits import edits
 
@@ -134,6 +137,30 @@ def test_every_column_of_a_plan(plan: Plan) -> None:
 def test_every_column_of_a_stream(isa: Isa) -> None:
     assert isa_passes(isa), "the control"
     assert passing(isa, isa_passes, isa_lists) == []
+
+
+@pytest.mark.parametrize("phase", ["decode", "prefill"])
+def test_a_packet_of_every_op_as_one_that_does_nothing(plan: Plan, phase: str) -> None:
+    """NOP has a result and no operand that says how wide: it is refused, and breaks no check."""
+    packets = plan.phases[phase].packets
+    for op in np.unique(packets["op"]).tolist():
+        altered = packets.copy()
+        index = int(np.flatnonzero(packets["op"] == op)[-1])
+        altered["op"][index] = Op.NOP
+        phases = {**plan.phases, phase: replace(plan.phases[phase], packets=altered)}
+        checks = check_plan(replace(plan, phases=phases))
+        said = " ".join(check.detail for check in checks)
+        assert not is_proved(checks), Op(op).name
+        assert f"packet {index} (NOP)" in said, f"{Op(op).name}: {said}"
+
+
+@pytest.mark.parametrize("name", ["load_queues", "fetch_queues"])
+@pytest.mark.parametrize("number", [0, MOST_IO_QUEUES + 1, 1 << 40])
+def test_io_queues_that_no_interpreter_runs(plan: Plan, name: str, number: int) -> None:
+    params = {**plan.params, "residency": {**plan.params["residency"], name: number}}
+    said = " ".join(check.detail for check in check_plan(replace(plan, params=params)))
+    assert f"{name} {number}" in said
+    assert f"to {MOST_IO_QUEUES}" in said
 
 
 def test_a_column_that_no_check_reads_would_be_found(plan: Plan) -> None:

@@ -203,6 +203,23 @@ def test_simulate_executes_every_seed_by_queues_and_by_windows(
     assert all("window_rounds" in row for row in data["executed"])
 
 
+@pytest.mark.parametrize("number", ["nan", "inf", "-inf"])
+@pytest.mark.parametrize(
+    ("command", "option"),
+    [("simulate", "--handoff-us"), ("simulate", "--gate-us"), ("simulate", "--stall-us"),
+     ("simulate", "--stall-rate"), ("simulate", "--unit-bandwidth"), ("simulate", "--bandwidth"),
+     ("chain", "--bandwidth"), ("shard", "--size")],
+)  # fmt: skip
+def test_numbers_are_finite(
+    k3tool: Run, tmp_path: Path, command: str, option: str, number: str
+) -> None:
+    files = () if command == "shard" else (tmp_path / "absent.h5",)
+    done = k3tool("bench", command, *files, option, number)
+    assert done.code == 2
+    assert option in done.err
+    assert "finite" in done.err or "range" in done.err
+
+
 def test_simulate_refuses_a_plan(k3tool: Run, made: Plan, tmp_path: Path) -> None:
     save_plan(made, tmp_path / "plan.h5")
     assert k3tool("bench", "simulate", tmp_path / "plan.h5").code == 3
