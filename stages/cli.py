@@ -26,6 +26,8 @@ try:
 except KeyboardInterrupt:  # Ctrl-C while modules load is Ctrl-C all the same
     sys.exit(INTERRUPTED)
 
+_NO_THREAD = "can't start new thread"  # of CPython, which has no error of its own for it
+
 
 class Terminated(BaseException):
     """SIGTERM as an exception: what is half-written is removed and ranks are stopped."""
@@ -123,6 +125,10 @@ def run_command(arguments: Sequence[str]) -> int:
         return _report(error, context)
     except MemoryError:
         return _report(_out_of_memory(), context)
+    except RuntimeError as error:
+        if str(error) != _NO_THREAD:
+            raise
+        return _report(_out_of_threads(), context)
     except (KeyboardInterrupt, click.Abort):
         click.echo("interrupted", err=True)
         return INTERRUPTED
@@ -155,6 +161,14 @@ def _out_of_memory() -> TargetError:
     return TargetError(
         "memory", got=f"{have} bytes left under {limit}", need="more for the next step",
         hint="raise the limit (ulimit -v, the container's), or do less at a time",
+    )  # fmt: skip
+
+
+def _out_of_threads() -> TargetError:
+    """Return the refusal for a thread that the system did not start, of whichever pool."""
+    return TargetError(
+        "threads", got="no more of the system", need="a few beside those that run",
+        hint="raise the limit (ulimit -u, the container's), or use fewer (--jobs, --threads)",
     )  # fmt: skip
 
 

@@ -1,7 +1,9 @@
 """The command line itself: help, exit codes, one message per error, pipes and interrupts."""
 
+import os
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -101,6 +103,26 @@ def test_unknown_exceptions_keep_their_traceback(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr("stages.shard.run", fail)
     with pytest.raises(ZeroDivisionError):
         cli.run_command(["shard", "x", "--tp", "8", "-o", "y"])
+
+
+@pytest.mark.parametrize("command", ["inspect", "inspect --values", "shard --tp 2 -o s"])
+def test_a_thread_that_the_system_does_not_start(
+    k3tool: Callable, oracle: Callable[[str], Path], tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch, command: str,
+) -> None:  # fmt: skip
+    """CPython's RuntimeError of it, wherever it comes from: a pool's thread or one of our own."""
+
+    def refuse(self: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    name, *options = command.split()
+    done = k3tool(name, oracle("tiny13"), *options)
+    assert done.code == 5, done.err
+    assert "thread" in done.err
+    assert "hint:" in done.err
+    assert os.listdir(tmp_path) == []
 
 
 def test_interrupt_is_130(k3tool: Callable, monkeypatch: pytest.MonkeyPatch) -> None:
