@@ -11,6 +11,7 @@ import pytest
 
 from k3tool.errors import ArtifactError, TargetError, UsageError
 from k3tool.memory import Room
+from k3tool.progress import Progress
 from k3tool.runtime import copying, ranks
 from k3tool.runtime.build import build
 from k3tool.runtime.options import RunOptions
@@ -41,8 +42,8 @@ def maps(monkeypatch: pytest.MonkeyPatch) -> list[set[str]]:
     found: list[set[str]] = []
     wait_ready = ranks.RankGroup.wait_ready
 
-    def look(group: ranks.RankGroup) -> None:
-        wait_ready(group)
+    def look(group: ranks.RankGroup, progress: Progress) -> None:
+        wait_ready(group, progress)
         names: set[str] = set()
         for pid in group.pids:
             lines = Path(f"/proc/{pid}/maps").read_text().splitlines()
