@@ -17,7 +17,7 @@ from k3tool.model.vision import is_vision
 from k3tool.model.weights import SpecFinder, TensorSpec
 
 PIECE_BYTES = 32 << 20  # of whole rows; part of what a fingerprint means
-BATCH_BYTES = 64 << 20  # a unit of work: long calls, so that threads seldom wait for each other
+BATCH_BYTES = 256 << 20  # a unit of work: long calls, so that threads seldom wait for each other
 LAST_BATCH_BYTES = 8 << 20  # the last ones are short, so that threads end together
 OTHER, BF16, F32, PACKED, SCALE = range(5)  # K3_SCAN_*
 GROUP_BYTES = 16  # of 32 codes, which have one scale byte

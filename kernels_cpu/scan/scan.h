@@ -21,7 +21,7 @@ enum { K3_SCAN_DONE = 0, K3_SCAN_ERROR = 1, K3_SCAN_ENDED = 2, K3_SCAN_STOPPED =
 #define K3_FINGER_BLOCK 1024 /* bytes mixed under one set of keys */
 #define K3_PART_BYTES (16 * K3_FINGER_BLOCK) /* what is looked at several times: half of a first level
                                               * cache */
-#define K3_CODE_SHARE 16 /* counting every code takes half as long as reading it */
+#define K3_CODE_SHARE 64 /* counting every code takes half as long as reading it; a matrix of 5 MB still gives 150,000 */
 
 /* Mirrored field by field in k3tool/checkpoint/scan_library.py, which compares the sizes. */
 typedef struct {
