@@ -159,8 +159,11 @@ static void histogram(const uint8_t* data, size_t n_bytes, uint64_t* counts) {
       least = data[i] < least ? data[i] : least;
       most = data[i] > most ? data[i] : most;
     }
-    for (unsigned first = least & ~7u; first <= most; first += 8)
-      count_eight(data, n_groups, IN_BYTE, (uint8_t)first, counts + first);
+    for (unsigned first = least; first <= most; first += 8) { /* of 8 in a row one walk, wherever they begin */
+      uint64_t eight[8] = {0};
+      count_eight(data, n_groups, IN_BYTE, (uint8_t)first, eight);
+      for (unsigned i = 0; i < 8 && first + i < 256; i++) counts[first + i] += eight[i];
+    }
     data += counted, n_bytes -= counted;
   }
   count_table(data, n_bytes, counts);
