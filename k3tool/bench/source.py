@@ -29,7 +29,6 @@ RELEASED_WIDTHS = _SLICE._replace(
         "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0,
     },
     full_attn_layers=(3,),
-    vision={**_SLICE.vision, "vt_num_hidden_layers": 0},
     from_table=False,
 )  # fmt: skip
 # Mostly experts, as the release is: its vocabulary and dense layers would be half of a small one.

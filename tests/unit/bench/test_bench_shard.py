@@ -5,9 +5,11 @@ from pathlib import Path
 import pytest
 
 from k3tool.bench import shard
-from k3tool.bench.source import sized_config
-from k3tool.checkpoint.sample_presets import PRESETS
+from k3tool.bench.source import MOSTLY_EXPERTS, RELEASED_WIDTHS, sized_config
+from k3tool.checkpoint.sample_presets import PRESETS, Preset, preset_config
 from k3tool.errors import K3Error, UsageError
+from k3tool.model.config import K3Config
+from k3tool.model.vision import expected_vision
 
 
 def test_report_of_a_small_shape(tmp_path: Path) -> None:
@@ -30,3 +32,11 @@ def test_a_side_that_fails_is_no_measurement(tmp_path: Path) -> None:
 def test_too_little_room(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="bytes free"):
         shard.bench_shard(tmp_path, 1 << 60, preset=PRESETS["tiny"])
+
+
+@pytest.mark.parametrize("preset", [RELEASED_WIDTHS, MOSTLY_EXPERTS])
+def test_the_checkpoints_at_full_width_have_a_config_that_shard_takes(preset: Preset) -> None:
+    """They are too large to be written in a test; a refused config would be seen only by users."""
+    config = K3Config.from_dict(preset_config(preset))
+    config.check_tp(8)
+    assert list(expected_vision(config))
