@@ -15,6 +15,8 @@ from typing import NamedTuple
 from k3tool.checkpoint.names import refuse_read_name
 from k3tool.errors import K3Error, UsageError
 
+TEMPORARY = ".tmp"  # how the hidden names of files end that are being written
+
 
 class Output(NamedTuple):
     """A file that a command was asked to write: by which option, where, and of what kind.
@@ -105,13 +107,18 @@ def disk_hint(error: OSError) -> str:
     return "write somewhere else"
 
 
+def temporary_of(path: Path) -> Path:
+    """Return the sibling that this process writes before it is named `path`."""
+    return path.parent / f".{path.name}.{os.getpid()}{TEMPORARY}"
+
+
 @contextlib.contextmanager
 def atomic_path(path: Path) -> Iterator[Path]:
     """Yield a temporary sibling of `path`; fsync and rename it there on success, else remove it.
 
     Raises: K3Error (exit 1) when the directory cannot be written.
     """
-    temporary = path.parent / f".{path.name}.{os.getpid()}.tmp"
+    temporary = temporary_of(path)
     try:
         yield temporary
         fsync(temporary)

@@ -11,8 +11,9 @@ import click
 
 from k3tool.artifact import InputRef
 from k3tool.atomic import artifact_output, check_outputs
+from k3tool.checkpoint.names import SHARDS_NAME
 from k3tool.checkpoint.reader import Checkpoint
-from k3tool.checkpoint.shards import SHARDS_NAME, Shards
+from k3tool.checkpoint.shards import Shards
 from k3tool.compiler.compile import compile_plan
 from k3tool.compiler.plan import Phase, Plan
 from k3tool.compiler.proved import save_proved_plan

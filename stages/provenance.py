@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from k3tool.artifact import Artifact, InputRef, open_artifact
-from k3tool.checkpoint.shards import RANK_NAME, SHARDS_NAME
+from k3tool.checkpoint.names import RANK_NAME, SHARDS_NAME
 from k3tool.errors import ArtifactError
 from k3tool.runtime.cache import default_cache
 from stages import options

@@ -6,9 +6,10 @@ from pathlib import Path
 import click
 
 from k3tool.artifact import canonical_json, open_artifact
+from k3tool.checkpoint.names import SHARDS_NAME
 from k3tool.checkpoint.reader import Checkpoint
 from k3tool.checkpoint.sample_presets import PRESETS, preset_config
-from k3tool.checkpoint.shards import SHARDS_NAME, Shards
+from k3tool.checkpoint.shards import Shards
 from k3tool.checkpoint.whole import require_whole
 from k3tool.compiler.checks import is_proved, require_proved, verify_program, verify_stream
 from k3tool.errors import ArtifactError

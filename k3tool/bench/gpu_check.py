@@ -33,6 +33,7 @@ from k3tool.runtime.gpu_source import builds, program_ops
 from k3tool.runtime.options import RunOptions
 from k3tool.runtime.run import RunResult, run_model
 from k3tool.tables import Column, Table
+from k3tool.targets import get_target
 from k3tool.verdict import Check, failed, is_sound, not_run, passed, summary
 
 PROMPT = (3, 1, 4, 1, 5, 9, 2)
@@ -190,7 +191,7 @@ def _sanitize(asked: Asked, tool: str) -> Check:
     """Run a few steps below a sanitizer; its own exit code tells a finding from a refusal."""
     name = f"compute-sanitizer {tool}"
     found = shutil.which("compute-sanitizer")
-    if found is None or not asked.target.startswith("cuda:"):
+    if found is None or get_target(asked.target).family != "cuda":
         return not_run(name, "no compute-sanitizer" if found is None else "for CUDA alone")
     command = [
         found, "--tool", tool, "--error-exitcode", "9", sys.executable, "-m",

@@ -19,7 +19,8 @@ _SUFFIXES = (
     "temp",
 )  # fmt: skip
 _AFTER = re.compile(rf"\.safetensors.*[._](?:{'|'.join(map(re.escape, _SUFFIXES))})$", re.I)
-# rsync writes to .NAME.XXXXXX, an object store's client to NAME.XXXXXXXX; a date is a person's.
+# rsync adds a dot before and six random characters after, an object store's client eight; eight
+# digits are a date, and a person's.
 _RANDOM = re.compile(
     r"^\..*\.safetensors\.[A-Za-z0-9]{6}$|\.safetensors\.(?![0-9]*$)[0-9A-Fa-f]{8}$"
 )

@@ -11,7 +11,9 @@ from k3tool.checkpoint.index import INDEX_NAME
 from k3tool.checkpoint.side_files import SIDE_FILES
 from k3tool.errors import UsageError
 
-_ARTIFACTS = ("shards.h5", "rank.h5")
+SHARDS_NAME = "shards.h5"
+RANK_NAME = "rank.h5"
+_ARTIFACTS = (SHARDS_NAME, RANK_NAME)
 _READ = {"config.json", INDEX_NAME, *SIDE_FILES, *_ARTIFACTS}
 RANK_FOLDER = re.compile(r"rank-(\d{2,})-of-(\d{2,})")
 

@@ -18,6 +18,7 @@ import numpy.typing as npt
 from k3tool.artifact import Artifact, open_artifact
 from k3tool.checkpoint.headers import TensorInfo
 from k3tool.checkpoint.index import INDEX_NAME
+from k3tool.checkpoint.names import RANK_NAME, SHARDS_NAME
 from k3tool.checkpoint.reader import Checkpoint
 from k3tool.checkpoint.shard_copy import BLOCK_BYTES, SHA256_BYTES
 from k3tool.checkpoint.shard_plan import (
@@ -31,9 +32,7 @@ from k3tool.checkpoint.shard_provenance import PLAN_COLUMNS, plan_columns
 from k3tool.checkpoint.shard_threads import Tally, each
 from k3tool.checkpoint.shard_writer import chosen_ranks
 from k3tool.checkpoint.shards import (
-    RANK_NAME,
     RANK_SCHEMA,
-    SHARDS_NAME,
     SHARDS_SCHEMA,
     degree_faults,
     file_faults,

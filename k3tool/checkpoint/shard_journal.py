@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from k3tool.artifact import canonical_json
-from k3tool.atomic import atomic_path
+from k3tool.atomic import TEMPORARY, atomic_path
 from k3tool.checkpoint.json_text import parse_json
 from k3tool.checkpoint.regular_file import open_regular
 from k3tool.checkpoint.shard_copy import FileRecord
@@ -56,7 +56,7 @@ class Work:
         Raises: UsageError where it holds unfinished work for something else, and not `force`.
         """
         if self.is_for(key):
-            for left in self.path.rglob(".*.tmp"):
+            for left in self.path.rglob(f".*{TEMPORARY}"):
                 left.unlink()
             return True
         found = self._read_key()
@@ -209,7 +209,7 @@ def _is_ours(entry: Path) -> bool:
     if entry.name == LOCK_NAME:  # empty: of a run killed before it wrote its mark
         return entry.stat().st_size <= len(_MARK) and entry.read_bytes() in (b"", _MARK)
     # The name of atomic_path's temporary, which a kill leaves.
-    name = entry.name[1:].split(".")[0] if entry.name.endswith(".tmp") else entry.name
+    name = entry.name[1:].split(".")[0] if entry.name.endswith(TEMPORARY) else entry.name
     return name in _PLAIN_FILES
 
 

@@ -12,8 +12,8 @@ from pathlib import Path
 
 from k3tool.artifact import open_artifact
 from k3tool.checkpoint.index import INDEX_NAME
-from k3tool.checkpoint.names import refuse_read_name
-from k3tool.checkpoint.shards import RANK_NAME, SHARDS_NAME, SHARDS_SCHEMA, rank_folders
+from k3tool.checkpoint.names import RANK_NAME, SHARDS_NAME, refuse_read_name
+from k3tool.checkpoint.shards import SHARDS_SCHEMA, rank_folders
 from k3tool.checkpoint.side_files import SIDE_FILES
 from k3tool.errors import ArtifactError, UsageError, listed
 from k3tool.fields import texts

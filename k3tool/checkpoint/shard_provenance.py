@@ -13,8 +13,9 @@ import numpy as np
 import numpy.typing as npt
 
 from k3tool.artifact import Dataset, InputRef, write_artifact
+from k3tool.checkpoint.names import RANK_NAME, SHARDS_NAME
 from k3tool.checkpoint.shard_plan import ShardPlan
-from k3tool.checkpoint.shards import RANK_NAME, RANK_SCHEMA, SHARDS_NAME, SHARDS_SCHEMA
+from k3tool.checkpoint.shards import RANK_SCHEMA, SHARDS_SCHEMA
 
 Array = npt.NDArray[Any]
 

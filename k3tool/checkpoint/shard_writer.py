@@ -15,6 +15,7 @@ from k3tool.artifact import canonical_json
 from k3tool.atomic import atomic_path, disk_hint
 from k3tool.checkpoint.identity import checkpoint_identity
 from k3tool.checkpoint.index import INDEX_NAME
+from k3tool.checkpoint.names import SHARDS_NAME
 from k3tool.checkpoint.reader import Checkpoint
 from k3tool.checkpoint.shard_copy import FileRecord, copy_bytes, stands, write_file
 from k3tool.checkpoint.shard_journal import MOVES_NAME, Work, clear_leftover, locked
@@ -31,7 +32,7 @@ from k3tool.checkpoint.shard_provenance import write_rank, write_set
 from k3tool.checkpoint.shard_publish import is_published, noted_moves, publish
 from k3tool.checkpoint.shard_sources import Sources
 from k3tool.checkpoint.shard_threads import Tally, default_threads, each
-from k3tool.checkpoint.shards import SHARDS_NAME, rank_folder_name
+from k3tool.checkpoint.shards import rank_folder_name
 from k3tool.checkpoint.side_files import SIDE_FILES, read_side_file
 from k3tool.checkpoint.unfinished import work_path
 from k3tool.errors import ArtifactError, K3Error, UsageError

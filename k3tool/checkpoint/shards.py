@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from k3tool.artifact import Artifact, InputRef, open_artifact
-from k3tool.checkpoint.names import RANK_FOLDER
+from k3tool.checkpoint.names import RANK_FOLDER, RANK_NAME, SHARDS_NAME
 from k3tool.checkpoint.reader import Checkpoint
 from k3tool.checkpoint.regular_file import read_regular
 from k3tool.checkpoint.side_files import SIDE_FILES
@@ -29,9 +29,7 @@ from k3tool.fields import attrs_of, texts
 from k3tool.model.config import K3Config
 from k3tool.targets import MOST_RANKS
 
-SHARDS_NAME = "shards.h5"
 SHARDS_SCHEMA = 2
-RANK_NAME = "rank.h5"
 RANK_SCHEMA = 1
 
 

@@ -15,10 +15,11 @@ from pathlib import Path
 from typing import Any
 
 from k3tool.artifact import InputRef, canonical_json, open_artifact
+from k3tool.checkpoint.names import SHARDS_NAME
 from k3tool.checkpoint.reader import Checkpoint
 from k3tool.checkpoint.shard_copy import RefusedValueError
 from k3tool.checkpoint.shard_writer import require_least_space, shard_checkpoint
-from k3tool.checkpoint.shards import SHARDS_NAME, SHARDS_SCHEMA, Shards
+from k3tool.checkpoint.shards import SHARDS_SCHEMA, Shards
 from k3tool.checkpoint.spread import open_spread, require_apart, require_used
 from k3tool.checkpoint.whole import require_whole
 from k3tool.compiler.checks import check_program, require_proved, verify_program

@@ -9,7 +9,8 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
-from k3tool.checkpoint.shards import SHARDS_NAME, Shards
+from k3tool.checkpoint.names import SHARDS_NAME
+from k3tool.checkpoint.shards import Shards
 from k3tool.checkpoint.spread import open_spread, require_apart, require_used
 from k3tool.compiler.experts import slot_bytes
 from k3tool.compiler.plan import EXPERT_ROLES, Plan

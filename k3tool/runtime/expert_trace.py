@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from k3tool.artifact import canonical_json
-from k3tool.atomic import fsync
+from k3tool.atomic import fsync, temporary_of
 from k3tool.checkpoint.regular_file import read_regular
 from k3tool.compiler.plan import EXPERT_ROLES
 from k3tool.errors import ArtifactError, K3Error
@@ -48,7 +48,7 @@ class TraceFile:
         self.descriptor: int | None = None
         if path is None:
             return
-        self._temporary = path.parent / f".{path.name}.{os.getpid()}.tmp"
+        self._temporary = temporary_of(path)
         head = canonical_json(_sizes(isa)).encode()
         try:
             self.descriptor = os.open(

@@ -9,8 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from k3tool.checkpoint.index import INDEX_NAME
+from k3tool.checkpoint.names import SHARDS_NAME
 from k3tool.checkpoint.reader import Checkpoint
-from k3tool.checkpoint.shards import SHARDS_NAME, Shards
+from k3tool.checkpoint.shards import Shards
 from k3tool.compiler.compile import compile_plan
 from k3tool.compiler.plan import Plan
 from k3tool.errors import UsageError

@@ -17,6 +17,7 @@ from k3tool.runtime import gpu_source
 from k3tool.runtime.compile_gpu import judge
 from k3tool.runtime.gpu_compilers import CUDA_FLAGS, HIP_FLAGS, HIP_LOOP_FLAGS, find_compiler, needs
 from k3tool.runtime.gpu_object import check_build, read_identity
+from k3tool.targets import get_target
 
 
 def object_of(target: str, phases: Sequence[str], ops: Sequence[str], folder: Path) -> bytes:
@@ -26,7 +27,7 @@ def object_of(target: str, phases: Sequence[str], ops: Sequence[str], folder: Pa
     K3Error with what it said; UnsoundError where the object spills or holds forbidden arithmetic.
     """
     source = gpu_source.interpreter(target, phases, ops)
-    flags = CUDA_FLAGS if target.startswith("cuda:") else HIP_FLAGS + HIP_LOOP_FLAGS
+    flags = CUDA_FLAGS if get_target(target).family == "cuda" else HIP_FLAGS + HIP_LOOP_FLAGS
     key = hashlib.sha256(canonical_json([target, source.digest, flags]).encode()).hexdigest()
     path = folder / f"gpu-{key[:24]}.object"
     if path.exists():

@@ -20,7 +20,7 @@ from pathlib import Path
 from k3tool.errors import K3Error, TargetError
 from k3tool.runtime import gpu_text
 from k3tool.runtime.gpu_source import Source
-from k3tool.targets import BUILDS
+from k3tool.targets import BUILDS, get_target
 
 # Numerics, rule 1, to the letter. A compiler's own defaults contract a * b + c.
 CUDA_FLAGS = ("-fmad=false", "-ftz=true", "-prec-div=true", "-prec-sqrt=true")
@@ -71,7 +71,7 @@ def find_compiler(target: str) -> Compiler | None:
     """Return what compiles `target` here, or None. Raises TargetError for a target nobody knows."""
     if target not in TARGETS:
         raise TargetError("--target", got=target, need=" or ".join(TARGETS))
-    if target.startswith("hip:"):
+    if get_target(target).family == "hip":
         return clang if shutil.which(_CLANG) and shutil.which("ld.lld-22") else None
     if shutil.which("nvcc") and shutil.which("ptxas"):
         return nvcc
@@ -80,7 +80,7 @@ def find_compiler(target: str) -> Compiler | None:
 
 def needs(target: str) -> str:
     """Return what to install so that `target` can be compiled."""
-    if target.startswith("hip:"):
+    if get_target(target).family == "hip":
         return "apt package clang-22 lld-22"
     return "nvcc, or PyPI package nvidia-cuda-nvrtc"
 

@@ -12,6 +12,7 @@ from k3tool.isa import table
 from k3tool.isa.columns import GATE, PACKET_DIGEST, PACKET_REARM, Columns, spec_of
 from k3tool.isa.device import unpack
 from k3tool.isa.stream import Isa
+from k3tool.isa.table import SPECS, Op
 from tests.faults.mutations import (
     Broken,
     Mutation,
@@ -524,7 +525,7 @@ def _(isa: Isa) -> Broken:
 def _(isa: Isa) -> Broken:
     """Every unit is in one entry still; two of a tile's rows are another worker's."""
     entries, rows = entries_of(isa).copy(), rows_of(isa)
-    found = [i for i, row in enumerate(rows) if spec_of(int(row["op"])).grain == 8]  # type: ignore[union-attr]
+    found = [i for i, row in enumerate(rows) if SPECS[Op(int(row["op"]))].grain == 8]
     for at in found:
         own = np.flatnonzero(entries["inst"] == at)
         if len(own) > 1:

@@ -10,6 +10,7 @@ import os
 import resource
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from typing import Any
 import pytest
 
 from k3tool.artifact import open_artifact
-from k3tool.checkpoint import released_layout, tensor_report, values
+from k3tool.checkpoint import released_layout, tensor_report
 from k3tool.checkpoint.index import INDEX_NAME
 from k3tool.checkpoint.regular_file import MOST_BYTES
 from k3tool.checkpoint.released_layout import CONFIG_FILE, INDEX_FILE, RELEASED_DATA
@@ -73,7 +74,7 @@ def test_more_threads_than_the_system_gives(
 ) -> None:
     started = []
 
-    class Few(values.threading.Thread):  # type: ignore[name-defined]
+    class Few(threading.Thread):
         def start(self) -> None:
             if getattr(self._target, "__name__", "") == "_work":  # others start threads too
                 if len(started) == 2:
@@ -81,7 +82,7 @@ def test_more_threads_than_the_system_gives(
                 started.append(self)
             super().start()
 
-    monkeypatch.setattr(values.threading, "Thread", Few)
+    monkeypatch.setattr(threading, "Thread", Few)
     done = k3tool("inspect", oracle("tiny_tp8"), "--values", "--jobs", 4)
     assert done.code == 5
     assert "--jobs: got 2 threads, and no more from the system" in done.err

@@ -193,3 +193,11 @@ def vector(request, leaf_library):
 def leaves(request, leaf_library):
     """Every set of leaves."""
     return leaf_library(request.param)
+
+
+@pytest.fixture(scope="session")
+def simt_bodies_of(tmp_path_factory):
+    """Return ``load(vendor, *defines, **headers) -> Bodies``, lanes emulated."""
+    from tests.kernels.simt_bodies import loader  # which needs this file
+
+    return loader(tmp_path_factory.mktemp("simt_ops"))

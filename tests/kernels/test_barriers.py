@@ -24,10 +24,7 @@ from tests.kernels.conftest import ROOT
 from tests.kernels.op_cases import CASES, Case, T
 from tests.kernels.test_ops import execute
 from tests.kernels.test_simt_leaves import FORWARD, REVERSE, STRIDED
-from tests.kernels.test_simt_ops import (  # the fixture of bodies with emulated lanes
-    several_tiles_of_experts,
-    simt_bodies_of,  # noqa: F401
-)
+from tests.kernels.test_simt_ops import several_tiles_of_experts
 
 ORDERS = (FORWARD, REVERSE, STRIDED)
 FOLDERS = ("kernels_common", "kernels_common/ops")
@@ -101,7 +98,7 @@ def met_by(bodies: Bodies) -> frozenset[tuple[str, int]]:
 
 
 @pytest.fixture(scope="module")
-def bodies(simt_bodies_of) -> Bodies:  # noqa: F811
+def bodies(simt_bodies_of) -> Bodies:
     return simt_bodies_of("cuda", "-DK3_HOST_SPARED")
 
 
