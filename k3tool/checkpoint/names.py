@@ -16,6 +16,12 @@ RANK_NAME = "rank.h5"
 _ARTIFACTS = (SHARDS_NAME, RANK_NAME)
 _READ = {"config.json", INDEX_NAME, *SIDE_FILES, *_ARTIFACTS}
 RANK_FOLDER = re.compile(r"rank-(\d{2,})-of-(\d{2,})")
+WEIGHTS_FILE = re.compile(r"model-\d{5,}-of-\d{6,}\.safetensors")
+
+
+def weights_name(number: int, total: int) -> str:
+    """Return the release's name of a weight file, counted from 1."""
+    return f"model-{number:05d}-of-{total:06d}.safetensors"
 
 
 def refuse_read_name(path: Path, place: str) -> None:

@@ -14,6 +14,7 @@ import numpy.typing as npt
 from k3tool.atomic import atomic_folder, atomic_path
 from k3tool.checkpoint.headers import DTYPE_BYTES
 from k3tool.checkpoint.index import INDEX_NAME
+from k3tool.checkpoint.names import weights_name
 from k3tool.checkpoint.safetensors_writer import SafetensorsWriter, TensorLayout
 from k3tool.checkpoint.sample_presets import PRESETS, preset_config
 from k3tool.checkpoint.sample_table_values import table_pieces
@@ -87,7 +88,7 @@ def _write_all(
     weight_map: dict[str, str] = {}
     total = 0
     for number, specs in enumerate(groups, start=1):
-        name = f"model-{number:05d}-of-{len(groups):06d}.safetensors"
+        name = weights_name(number, len(groups))
         total += _write_file(folder / name, specs, preset, seed)
         weight_map.update({spec.name: name for spec in specs})
         if say is not None:

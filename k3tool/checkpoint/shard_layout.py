@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from k3tool.checkpoint.headers import DTYPE_BYTES
+from k3tool.checkpoint.names import weights_name
 from k3tool.model.config import K3Config
 from k3tool.model.weight_slices import n_bytes, rank_shape
 from k3tool.model.weights import Shape, TensorSpec, expected_tensors
@@ -37,7 +38,7 @@ def shard_files(
     """
     total = sum(1 for _ in _parts(config, tp, vision, max_bytes))
     for number, (layer, tensors) in enumerate(_parts(config, tp, vision, max_bytes), start=1):
-        yield ShardFile(f"model-{number:05d}-of-{total:06d}.safetensors", layer, tensors)
+        yield ShardFile(weights_name(number, total), layer, tensors)
 
 
 def _parts(

@@ -5,21 +5,19 @@ Links are removed as links; what they lead to is never touched.
 """
 
 import os
-import re
 import stat
 from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 
 from k3tool.artifact import open_artifact
 from k3tool.checkpoint.index import INDEX_NAME
-from k3tool.checkpoint.names import RANK_NAME, SHARDS_NAME, refuse_read_name
+from k3tool.checkpoint.names import RANK_NAME, SHARDS_NAME, WEIGHTS_FILE, refuse_read_name
 from k3tool.checkpoint.shards import SHARDS_SCHEMA, rank_folders
 from k3tool.checkpoint.side_files import SIDE_FILES
 from k3tool.errors import ArtifactError, UsageError, listed
 from k3tool.fields import texts
 
 _RANK_FILES = {"config.json", INDEX_NAME, RANK_NAME}
-_WEIGHTS = re.compile(r"model-\d{5,}-of-\d{6,}\.safetensors")
 _MOST_NAMED = 3
 
 
@@ -164,7 +162,7 @@ def _foreign_in_rank(rank: Path) -> Iterator[Path]:
     if not rank.is_dir():
         yield rank
         return
-    weights = {path.name for path in rank.iterdir() if _WEIGHTS.fullmatch(path.name)}
+    weights = {path.name for path in rank.iterdir() if WEIGHTS_FILE.fullmatch(path.name)}
     yield from _foreign(rank, weights | _RANK_FILES, ())
 
 
