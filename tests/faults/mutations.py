@@ -2,17 +2,22 @@
 
 A fault is placed by what a packet is (its op's operands, its waits), not by its number, so that the
 table outlives changes of the compiler. `at` is the packet or instruction that the message has to
-name, None where the fault belongs to none. The rows are in `plan_mutations` and `stream_mutations`.
+name, None where the fault belongs to none. The rows are in `plan_mutations`, `stream_mutations`
+and, of what both hold, `both_mutations`.
 """
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
-from k3tool.compiler.plan import Tensor
+import numpy as np
+
+from k3tool.compiler.plan import Plan, Tensor
 from k3tool.compiler.record_checks import handles_of
 from k3tool.isa.columns import Columns, spec_of
+from k3tool.isa.device import unpack
+from k3tool.isa.stream import Isa
 
 
 class Broken(NamedTuple):
@@ -141,3 +146,94 @@ def outer_buffers(what: Any) -> tuple[Tensor, Tensor]:
     arena = [t for t in what.tensors if t.role == "arena" and t.phase == "decode"]
     at_zero = next(t for t in arena if t.offset == 0)
     return at_zero, max(arena, key=lambda t: t.offset)
+
+
+# -- of plans ------------------------------------------------------------------------------------
+
+
+def packets_of(plan: Plan) -> Columns:
+    return plan.phases["decode"].packets
+
+
+def with_packets(plan: Plan, packets: Columns, waits: Columns | None = None) -> Plan:
+    phase = plan.phases["decode"]
+    phase = replace(phase, packets=packets, waits=phase.waits if waits is None else waits)
+    return replace(plan, phases={**plan.phases, "decode": phase})
+
+
+def set_packet(plan: Plan, index: int, **fields: int) -> Plan:
+    packets = packets_of(plan).copy()
+    for name, value in fields.items():
+        packets[name][index] = value
+    return with_packets(plan, packets)
+
+
+def set_param(plan: Plan, index: int, name: str, change: Callable[[int], int]) -> Plan:
+    packets = packets_of(plan).copy()
+    spec = spec_of(int(packets["op"][index]))
+    assert spec is not None
+    word = [p.name for p in spec.params].index(name)
+    packets["params"][index, word] = change(int(packets["params"][index, word]))
+    return with_packets(plan, packets)
+
+
+def set_wait(plan: Plan, index: int, counter: int | None = None, by: int = 0) -> Plan:
+    phase = plan.phases["decode"]
+    waits = phase.waits.copy()
+    at = int(phase.packets["wait_ofs"][index])
+    if counter is not None:
+        waits["counter"][at] = counter
+        waits["threshold"][at] = 1
+    waits["threshold"][at] = int(waits["threshold"][at]) + by
+    return with_packets(plan, phase.packets, waits)
+
+
+def waiting(row: Any, spec: Any) -> bool:
+    return int(row["n_waits"]) > 0
+
+
+# -- of streams ----------------------------------------------------------------------------------
+
+
+def rows_of(isa: Isa) -> Columns:
+    return unpack(isa.streams["decode"].instructions[0])
+
+
+def with_queues(isa: Isa, **columns: Columns) -> Isa:
+    stream = isa.streams["decode"]
+    return with_stream(isa, queues=replace(stream.queues, **columns))
+
+
+def with_stream(isa: Isa, **fields: Any) -> Isa:
+    stream = replace(isa.streams["decode"], **fields)
+    return replace(isa, streams={**isa.streams, "decode": stream})
+
+
+def entries_of(isa: Isa) -> Columns:
+    return isa.streams["decode"].queues.entries
+
+
+def set_entry(isa: Isa, entry: int, **fields: int) -> Isa:
+    entries = entries_of(isa).copy()
+    for name, value in fields.items():
+        entries[name][entry] = value
+    return with_queues(isa, entries=entries)
+
+
+def set_word(
+    isa: Isa, index: int, word: int, value: int, ranks: Iterator[int] | None = None
+) -> Isa:
+    records = [r.copy() for r in isa.streams["decode"].instructions]
+    for rank in range(len(records)) if ranks is None else ranks:
+        records[rank][index, word] = value
+    return with_stream(isa, instructions=tuple(records))
+
+
+def sliced(isa: Isa, nth: int = 0) -> tuple[int, int]:
+    """Return an entry that is neither its instruction's first nor last, and its instruction."""
+    entries = entries_of(isa)
+    counts = np.bincount(entries["inst"])
+    inner = (entries["slice"] > 0) & (entries["slice"] < counts[entries["inst"]] - 1)
+    inner &= entries["n_waits"] > 0
+    entry = int(np.flatnonzero(inner)[nth])
+    return entry, int(entries["inst"][entry])

@@ -1,21 +1,19 @@
 """Single faults of an emitted stream: entries, lists, records, ranks, memory, windows."""
 
 import itertools
-from collections.abc import Iterator
 from dataclasses import replace
-from functools import partial
-from typing import Any
 
 import numpy as np
 
 from k3tool.isa import table
 from k3tool.isa.columns import GATE, PACKET_DIGEST, PACKET_REARM, Columns, spec_of
-from k3tool.isa.device import unpack
 from k3tool.isa.stream import Isa
 from k3tool.isa.table import SPECS, Op
+from tests.faults.both_mutations import BOTH
 from tests.faults.mutations import (
     Broken,
     Mutation,
+    entries_of,
     eps_name,
     eps_of,
     equal_weights,
@@ -24,66 +22,19 @@ from tests.faults.mutations import (
     outer_buffers,
     peer_pair,
     read_together,
+    rows_of,
+    set_entry,
     set_tensor,
+    set_word,
+    sliced,
     table_of,
     with_params,
-)
-from tests.faults.plan_mutations import (
-    LABELS,
-    PARAMS,
-    RESULTS,
-    STATES,
-    flat,
-    of_words,
-    spoilt_state,
+    with_queues,
+    with_stream,
 )
 
 STREAM: list[Mutation] = []
 on_stream = table_of(STREAM)
-
-
-def rows_of(isa: Isa) -> Columns:
-    return unpack(isa.streams["decode"].instructions[0])
-
-
-def with_queues(isa: Isa, **columns: Columns) -> Isa:
-    stream = isa.streams["decode"]
-    return with_stream(isa, queues=replace(stream.queues, **columns))
-
-
-def with_stream(isa: Isa, **fields: Any) -> Isa:
-    stream = replace(isa.streams["decode"], **fields)
-    return replace(isa, streams={**isa.streams, "decode": stream})
-
-
-def entries_of(isa: Isa) -> Columns:
-    return isa.streams["decode"].queues.entries
-
-
-def set_entry(isa: Isa, entry: int, **fields: int) -> Isa:
-    entries = entries_of(isa).copy()
-    for name, value in fields.items():
-        entries[name][entry] = value
-    return with_queues(isa, entries=entries)
-
-
-def set_word(
-    isa: Isa, index: int, word: int, value: int, ranks: Iterator[int] | None = None
-) -> Isa:
-    records = [r.copy() for r in isa.streams["decode"].instructions]
-    for rank in range(len(records)) if ranks is None else ranks:
-        records[rank][index, word] = value
-    return with_stream(isa, instructions=tuple(records))
-
-
-def sliced(isa: Isa, nth: int = 0) -> tuple[int, int]:
-    """Return an entry that is neither its instruction's first nor last, and its instruction."""
-    entries = entries_of(isa)
-    counts = np.bincount(entries["inst"])
-    inner = (entries["slice"] > 0) & (entries["slice"] < counts[entries["inst"]] - 1)
-    inner &= entries["n_waits"] > 0
-    entry = int(np.flatnonzero(inner)[nth])
-    return entry, int(entries["inst"][entry])
 
 
 @on_stream("one entry waits for nothing", "F ordered decode")
@@ -450,16 +401,7 @@ def _(isa: Isa) -> Broken:
     return Broken(with_params(isa, theorems={**isa.params["theorems"], name: "0"}), None)
 
 
-for _label, _end, _change in STATES:
-    STREAM.append(Mutation(_label, "F states", partial(spoilt_state, end=_end, change=_change)))
-for _label, _make in RESULTS:
-    STREAM.append(Mutation(_label, "F meaning decode", _make))
-for _label, _make in PARAMS:
-    STREAM.append(Mutation(_label, "F params", _make))
-for _label, _make in LABELS:
-    STREAM.append(Mutation(_label, "F records decode", _make))
-STREAM.append(Mutation("a buffer without its axis of tokens", "F records decode", flat))
-STREAM.append(Mutation("a buffer of numbers said to hold words", "F records decode", of_words))
+STREAM += [Mutation(label, check, make) for label, _, check, make in BOTH]
 
 
 # -- the end of a step, waits too many, tiles ------------------------------------------------------

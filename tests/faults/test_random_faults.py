@@ -18,7 +18,7 @@ from k3tool.compiler.checks import check_program, is_proved
 from k3tool.compiler.compile import compile_plan
 from k3tool.isa.emit import emit
 from k3tool.isa.stream import Isa
-from tests.faults.stream_mutations import with_queues, with_stream
+from tests.faults.mutations import with_queues, with_stream
 from tests.isa.interleave import Machine, conflicts, races
 from tests.isa.sliced_vm import SlicedVm
 
