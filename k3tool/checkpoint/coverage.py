@@ -7,7 +7,7 @@ what is left is looked at tensor by tensor, so that half a million sound tensors
 
 import os
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
@@ -140,11 +140,11 @@ class _Comparison:
         self.coverage.findings.append(Finding(kind, file, name, got, need))
 
     def run(self) -> None:
-        self.coverage.findings += unfinished_downloads(self.checkpoint.path)
+        self.coverage.findings += self._in_folders(unfinished_downloads)
         stray = list(self._read_headers())
         if not any(finding.kind.endswith("file") for finding in self.coverage.findings):
             self.coverage.identity = self.checkpoint.identity
-        self.coverage.findings += side_file_findings(self.checkpoint.path)
+        self.coverage.findings += self._in_folders(side_file_findings)
         if self._is_of_another_model():
             self._check_totals()
             return
@@ -159,12 +159,20 @@ class _Comparison:
         self._check_padding()
         self._check_totals()
 
+    def _in_folders(self, look: Callable[[Path], Iterable[Finding]]) -> Iterator[Finding]:
+        """Yield what is wrong in any folder that files are read from; the others' by their path."""
+        for folder in self.checkpoint.folders:
+            own = folder == self.checkpoint.path
+            for finding in look(folder):
+                yield finding if own else finding._replace(file=str(folder / finding.file))
+
     # -- headers -------------------------------------------------------------------------------
 
     def _read_headers(self) -> Iterator[Header]:
         """Read all headers; yield those of files that the index does not list."""
         path, listed = self.checkpoint.path, set(self.checkpoint.index.files)
-        for name in sorted(listed | {entry.name for entry in path.glob("*.safetensors")}):
+        here = {f.name for folder in self.checkpoint.folders for f in folder.glob("*.safetensors")}
+        for name in sorted(listed | here):
             if not os.path.lexists(self.checkpoint.file_path(name)):
                 self.find("missing file", name, "", "absent", "a file of the index")
                 continue

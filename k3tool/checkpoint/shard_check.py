@@ -40,6 +40,7 @@ from k3tool.checkpoint.shards import (
     rank_folders,
     rank_identity,
 )
+from k3tool.checkpoint.side_files import SIDE_FILES, read_side_file
 from k3tool.checkpoint.unfinished import refuse_unfinished
 from k3tool.errors import ArtifactError, UsageError, listed
 from k3tool.fields import attrs_of, column, params_of, texts
@@ -165,6 +166,18 @@ class _Check:
             dropped_bytes=sum(row.n_bytes for row in plan.dropped),
         )
 
+    def _side_files(self) -> None:
+        """Compare side files with the checkpoint's: they are no part of its identity."""
+        for name in SIDE_FILES:
+            source = read_side_file(self.plan.checkpoint.path, name)
+            try:
+                copy = read_side_file(self.info.path, name)
+            except ArtifactError:
+                continue  # it is not what was recorded, which has been said
+            if copy != source:
+                need = "the checkpoint's" if source is not None else "none, as in the checkpoint"
+                self.fault(-1, name, "another file, or none", need)
+
     def run(self, jobs: int | None, progress: Progress | None) -> None:
         for error in (
             *file_faults(self.info.path, self.artifact),
@@ -172,6 +185,7 @@ class _Check:
         ):
             name = os.path.relpath(error.object, self.info.path)
             self.fault(-1, name, str(error.got), str(error.need))
+        self._side_files()
         for rank, folder in self.folders.items():
             self.identities[rank] = rank_identity(
                 self.info.path, rank, self.plan.tp, self.artifact.digest

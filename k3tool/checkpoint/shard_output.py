@@ -40,6 +40,12 @@ def check_place(out: Path, checkpoint: Path) -> None:
             str(out), got=f"the folder that {checkpoint} lies in", need="a folder apart from it",
             hint="write somewhere else",
         )  # fmt: skip
+    for entry in sorted(os.scandir(inside), key=lambda entry: entry.name):
+        if entry.is_symlink() and out in Path(os.path.realpath(entry.path)).parents:
+            raise UsageError(
+                str(out), got=f"a folder that {checkpoint}/{entry.name} leads into",
+                need="a folder apart from the checkpoint", hint="write somewhere else",
+            )  # fmt: skip
     refuse_read_name(out, str(out))
 
 
@@ -55,7 +61,7 @@ def check_output(out: Path, names: Sequence[str], every: Sequence[str], force: b
         )
     if not out.exists() or (out.is_dir() and not any(out.iterdir())):
         return
-    if not (out / SHARDS_NAME).is_file():
+    if not _is_ours(out):
         # Never a folder that we did not write, forced or not.
         raise UsageError(
             str(out), got="something that is no shards folder", need="a new folder",
@@ -94,6 +100,15 @@ def check_content(out: Path, digest: str, names: Sequence[str], every: Sequence[
             hint="write somewhere else, or all ranks with --force",
         )
     return joins
+
+
+def _is_ours(out: Path) -> bool:
+    """Return whether shard wrote a folder; a damaged shards.h5 alone could be anybody's."""
+    if not (out / SHARDS_NAME).is_file():
+        return False
+    return _digest(out) is not None or any(
+        (out / name / RANK_NAME).is_file() for name in rank_folders(out)
+    )
 
 
 def _degree(names: Sequence[str]) -> int:
@@ -141,19 +156,20 @@ def refuse_foreign(out: Path, folders: Sequence[Path]) -> None:
 
 def _foreign_in_set(out: Path) -> Iterator[Path]:
     ranks = {out / name for name in rank_folders(out)}
-    own = _recorded(out) | {SHARDS_NAME}
-    yield from _foreign(out, own, ranks)
+    recorded = _recorded(out, "files/name")
+    own = {"config.json", *SIDE_FILES} if recorded is None else recorded
+    yield from _foreign(out, own | {SHARDS_NAME}, ranks)
     for rank in ranks:
         yield from _foreign_in_rank(rank)
 
 
-def _recorded(out: Path) -> set[str]:
-    """Return the names of the files beside the ranks; of a damaged shards.h5, what it may have."""
+def _recorded(out: Path, column: str) -> set[str] | None:
+    """Return the names of files that shards.h5 says are here; None where it cannot be read."""
     try:
         with open_artifact(out / SHARDS_NAME, "shards", SHARDS_SCHEMA) as artifact:
-            return set(texts(artifact, "files/name"))
+            return set(texts(artifact, column))
     except ArtifactError:
-        return {"config.json", *SIDE_FILES}
+        return None
 
 
 def _foreign_in_rank(rank: Path) -> Iterator[Path]:
@@ -162,7 +178,9 @@ def _foreign_in_rank(rank: Path) -> Iterator[Path]:
     if not rank.is_dir():
         yield rank
         return
-    weights = {path.name for path in rank.iterdir() if WEIGHTS_FILE.fullmatch(path.name)}
+    weights = _recorded(rank.parent, "rank_files")
+    if weights is None:
+        weights = {path.name for path in rank.iterdir() if WEIGHTS_FILE.fullmatch(path.name)}
     yield from _foreign(rank, weights | _RANK_FILES, ())
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from k3tool.checkpoint.index import INDEX_NAME
+from k3tool.checkpoint.side_files import SIDE_FILES
 from k3tool.errors import ArtifactError
 
 
@@ -41,7 +42,7 @@ class Sources:
 
     def require_unchanged(self, files: Iterable[str]) -> None:
         """Refuse files that are not the ones from the start. Raises: ArtifactError naming one."""
-        for name in (*files, "config.json", INDEX_NAME):
+        for name in (*files, "config.json", INDEX_NAME, *SIDE_FILES):
             path, before = self._folder / name, self._states.get(name)
             now = _state(path)
             if now != before:

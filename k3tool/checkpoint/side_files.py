@@ -12,7 +12,7 @@ from k3tool.checkpoint.findings import Finding, file_finding
 from k3tool.checkpoint.json_text import json_fault, json_kind, parse_json
 from k3tool.checkpoint.regular_file import read_regular
 from k3tool.errors import ArtifactError, quoted
-from k3tool.model.config_fields import MOST_IDS
+from k3tool.model.config_fields import MOST_ID, MOST_IDS
 
 GENERATION_CONFIG = "generation_config.json"
 SIDE_FILES = (
@@ -49,10 +49,10 @@ def generation_ids(folder: Path) -> tuple[int, ...]:
         raise ArtifactError(str(path), got=json_kind(parsed), need="a JSON object", hint=_NEXT_STEP)
     value = parsed.get("eos_token_id")
     ids = value if isinstance(value, list) else [] if value is None else [value]
-    if len(ids) > MOST_IDS or not all(type(item) is int and item >= 0 for item in ids):
+    if len(ids) > MOST_IDS or not all(type(item) is int and 0 <= item <= MOST_ID for item in ids):
         raise ArtifactError(
             f"{path}: eos_token_id", got=quoted(value), hint=_NEXT_STEP,
-            need=f"a token id or a list of at most {MOST_IDS} of them",
+            need=f"a token id up to {MOST_ID}, or a list of at most {MOST_IDS} of them",
         )  # fmt: skip
     return tuple(ids)
 

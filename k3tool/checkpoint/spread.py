@@ -12,6 +12,7 @@ from pathlib import Path
 from k3tool.checkpoint.headers import read_header_bytes
 from k3tool.checkpoint.identity import FileParts, file_line
 from k3tool.checkpoint.reader import Checkpoint
+from k3tool.checkpoint.side_files import SIDE_FILES, read_side_file
 from k3tool.errors import ArtifactError, UsageError
 
 MOST_FOLDERS = 8  # K3_MOST_DEVICES of kernels_cpu/devices.h
@@ -48,9 +49,28 @@ def open_spread(
                         f"{folder}: {name}", got=hashlib.sha256(got).hexdigest()[:16],
                         need=f"that of {folders[0]}: one checkpoint in all folders",
                     )  # fmt: skip
+    require_same_side_files(folders)
     require_same_files(checkpoint)
     require_used([checkpoint], folders)
     return checkpoint
+
+
+def require_same_side_files(folders: Sequence[Path]) -> None:
+    """Refuse side files that differ: end tokens must not depend on which folder is named first.
+
+    Raises: ArtifactError naming the file.
+    """
+    for name in SIDE_FILES:
+        first = read_side_file(folders[0], name)
+        for folder in folders[1:]:
+            found = read_side_file(folder, name)
+            if found != first:
+                here, there = ("absent" if data is None else "there" for data in (found, first))
+                got, need = (here, there) if here != there else ("other bytes", "the same file")
+                raise ArtifactError(
+                    str(folder / name), got=got, need=f"{need}, as in {folders[0]}",
+                    hint="copy it to all folders, or take it away from all",
+                )  # fmt: skip
 
 
 def require_same_files(checkpoint: Checkpoint) -> None:

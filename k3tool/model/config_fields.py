@@ -40,6 +40,7 @@ LINEAR_ONLY: tuple[tuple[str, object], ...] = (
 # Beyond these no model of this shape is meant, and a table of its layers would not fit in memory.
 _MOST_COUNT = 2**31 - 1
 MOST_LAYERS, MOST_IDS = 1024, 65_536
+MOST_ID = 2**32 - 1  # a token id is a word of the interpreters
 _MOST_OF = {
     "num_hidden_layers": MOST_LAYERS, "num_experts": 65_536, "vt_num_hidden_layers": MOST_LAYERS,
 }  # fmt: skip

@@ -162,11 +162,12 @@ class Graph:
         return result_widths(node.op, sizes)[index], "sharded" if sharded else "replicated"
 
     def weight_of(self, node_id: int) -> WeightLeaf:
-        """Return the weight a node stands for, itself or in numbers."""
+        """Return the weight a node stands for, itself or in numbers. Raises: K3Error for none."""
         node = self.nodes[node_id]
         if node.op is Op.DEQUANT_MXFP4:
             return self.weight_of(node.inputs[0])
-        assert node.op is Leaf.WEIGHT, f"{self.names[node_id]} is no weight"
+        if node.op is not Leaf.WEIGHT:  # of a file's packet, that takes another operand for one
+            raise K3Error(self.names[node_id], got="no weight", need="a weight of the model")
         return self.weights[str(node.attrs[0][1])]
 
     def claimed_weights(self) -> set[str]:

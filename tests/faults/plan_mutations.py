@@ -320,6 +320,16 @@ def _(plan: Plan) -> Broken:
     return Broken(replace(plan, params={**plan.params, "theorems": theorems}), None)
 
 
+@on_plan("a weight is a value that the step has made", "A meaning decode")
+def _(plan: Plan) -> Broken:
+    packets = packets_of(plan).copy()
+    at = single_linears(packets)[0]
+    spec = spec_of(int(packets["op"][at]))
+    assert spec is not None
+    packets["handles"][at, spec.slot("w")] = packets["handles"][at, spec.slot("x")]
+    return Broken(with_packets(plan, packets), at)
+
+
 # -- what it says of itself ------------------------------------------------------------------------
 
 

@@ -115,6 +115,44 @@ def test_damaged_shards_are_replaced_by_force(k3tool: Run, oracle: Oracle, out: 
     assert k3tool("shard", oracle("tiny_tp8"), "--tp", 2, "-o", out, "--force").code == 2
 
 
+def test_an_input_whose_files_lie_in_the_output(
+    k3tool: Run, oracle: Oracle, out: Path, tmp_path: Path
+) -> None:
+    """The folder is elsewhere, its files are links: they would go with the old ranks."""
+    source = tmp_path / "ckpt"
+    shutil.copytree(oracle("tiny_tp8"), source)
+    file = next(source.glob("*.safetensors"))
+    file.rename(out / "rank-00-of-02" / file.name)
+    file.symlink_to(out / "rank-00-of-02" / file.name)
+    done = k3tool("shard", source, "--tp", 2, "-o", out, "--force")
+    assert done.code == 2
+    assert f"a folder that {source}/{file.name} leads into" in done.err
+    assert file.is_file()
+
+
+def test_a_foreign_file_with_the_name_of_weights(k3tool: Run, oracle: Oracle, out: Path) -> None:
+    precious = out / "rank-00-of-02" / "model-00001-of-000096.safetensors"
+    precious.write_bytes(b"precious")
+    done = k3tool("shard", oracle("tiny_tp8"), "--tp", 2, "-o", out, "--force")
+    assert done.code == 2
+    assert precious.name in done.err
+    assert precious.read_bytes() == b"precious"
+
+
+def test_a_folder_is_not_ours_by_one_unreadable_file(
+    k3tool: Run, oracle: Oracle, tmp_path: Path
+) -> None:
+    folder = tmp_path / "mine"
+    folder.mkdir()
+    for name in ("shards.h5", "config.json", "tokenizer.json"):
+        (folder / name).write_bytes(b"a")
+    before = tree(folder)
+    done = k3tool("shard", oracle("tiny_tp8"), "--tp", 2, "-o", folder, "--force")
+    assert done.code == 2
+    assert "no shards folder" in done.err
+    assert tree(folder) == before
+
+
 @pytest.mark.parametrize("options", [(), ("--force",), ("--rank", 0, "--force")])
 def test_an_input_is_never_inside_the_output(
     k3tool: Run, oracle: Oracle, out: Path, options: tuple[object, ...]

@@ -115,6 +115,28 @@ def test_config_and_index_that_change_meanwhile(
     assert list(tmp_path.glob("*out*")) == []
 
 
+def test_a_side_file_that_changes(
+    writable: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While shard runs it is refused; afterwards --check finds that the shards have the old one."""
+    source, name = writable("tiny_tp8"), "generation_config.json"
+    (source / name).write_text('{"eos_token_id": 1}')
+
+    def change() -> None:
+        (source / name).write_text('{"eos_token_id": 502}')
+
+    _when(monkeypatch, "while it is copied", change)
+    with pytest.raises(ArtifactError, match=f"{name}: got a file that was written to since"):
+        shard_checkpoint(source, 2, tmp_path / "out")
+    monkeypatch.undo()
+    shard_checkpoint(source, 2, tmp_path / "out")
+    assert check_shards(tmp_path / "out", source).is_sound, "the control"
+    (source / name).write_text('{"eos_token_id": 3}')
+    assert [f.name for f in check_shards(tmp_path / "out", source).faults] == [name]
+    (source / name).unlink()
+    assert [f.name for f in check_shards(tmp_path / "out", source).faults] == [name]
+
+
 def test_what_is_no_change(
     writable: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

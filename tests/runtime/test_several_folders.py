@@ -177,6 +177,43 @@ def test_plan_only_counts_by_folder(k3tool: Callable[..., Any], pair: tuple[Path
 # -- refusals ----------------------------------------------------------------------------------
 
 
+@pytest.fixture
+def halves(tiny: Path, tmp_path: Path) -> tuple[Path, Path]:
+    """A checkpoint whose files lie in one of two folders each."""
+    folders = tmp_path / "a", tmp_path / "b"
+    for folder in folders:
+        shutil.copytree(tiny, folder)
+    split(folders)
+    return folders
+
+
+@pytest.mark.parametrize("order", [1, -1])
+def test_every_folder_is_looked_at(halves: tuple[Path, Path], tmp_path: Path, order: int) -> None:
+    """Whichever is named first: a mark of an unfinished download, or a file of no index."""
+    first, second = halves[::order]
+    assert len(run((first, second), tmp_path / "c").tokens) == 5, "the control"
+    mark = second / f"{weight_files(second)[0].name}.aria2"
+    mark.touch()
+    with pytest.raises(ArtifactError, match=rf"{mark}: got a leftover of it"):
+        run((first, second), tmp_path / "c")
+    mark.unlink()
+    shutil.copy(weight_files(second)[0], second / "extra.safetensors")
+    with pytest.raises(ArtifactError, match=r"extra.safetensors: got a file that is not in the"):
+        run((first, second), tmp_path / "c")
+
+
+@pytest.mark.parametrize("order", [1, -1])
+def test_end_tokens_do_not_depend_on_the_order(
+    halves: tuple[Path, Path], tmp_path: Path, order: int
+) -> None:
+    (halves[1] / "generation_config.json").write_text('{"eos_token_id": 189}')
+    with pytest.raises(ArtifactError, match=r"generation_config.json: got (absent|there), need"):
+        run(halves[::order], tmp_path / "c")
+    (halves[0] / "generation_config.json").write_text('{"eos_token_id": 188}')
+    with pytest.raises(ArtifactError, match=r"generation_config.json: got other bytes, need"):
+        run(halves[::order], tmp_path / "c")
+
+
 def test_folders_that_do_not_belong_together(
     pair: tuple[Path, Path], oracle: Callable[[str], Path], tmp_path: Path
 ) -> None:
