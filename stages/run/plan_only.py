@@ -1,0 +1,103 @@
+"""What `run --plan-only` prints: how a budget would be spent, and what a token would take."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import click
+
+from k3tool.artifact import canonical_json
+from k3tool.errors import UsageError
+from k3tool.runtime.foresee import Foreseen, foresee, measured_rates, preset_bytes
+from k3tool.runtime.options import parse_size
+from k3tool.tables import bytes_text, count_text
+from stages import options as common
+
+
+def memory_of(size: str | None, preset: str | None) -> int | None:
+    """Return the bytes of `--memory` or `--preset`. Raises: UsageError for both, or no size."""
+    if size is not None and preset is not None:
+        raise UsageError("--preset", got="also --memory", need="one of the two")
+    if preset is not None:
+        return preset_bytes(preset)
+    return None if size is None else parse_size(size)
+
+
+def plan_only(
+    folders: Sequence[Path], memory: int | None, rates: Sequence[float | None],
+    asked: Mapping[str, Any], as_json: bool,
+) -> None:  # fmt: skip
+    """Print how a budget is spent. Raises: UsageError without one; TargetError below the least."""
+    if memory is None:
+        raise UsageError("--plan-only", got="no budget", need="--memory or --preset")
+    storage, memory_rate = map(_from_gb, rates)
+    foreseen = foresee(
+        folders[0], memory, **asked, storage_rate=storage, memory_rate=memory_rate,
+        measure=measured_rates, beside=folders[1:],
+    )  # fmt: skip
+    if as_json:
+        click.echo(canonical_json(asdict(foreseen) | {"seconds": foreseen.seconds}))
+        return
+    for line in foreseen_lines(foreseen):
+        click.echo(line)
+
+
+RATES = ("storage_rate", "memory_rate")
+PLANNED = ("tp", "chunk", "ctx", "workgroups")  # and numerics, which has a default of its own
+
+
+def refuse_unused(only: bool) -> None:
+    """Refuse options that would be dropped in silence: a run's with --plan-only, its own without.
+
+    Raises: UsageError naming the first.
+    """
+    given = common.given_names()
+    said = {*PLANNED, *RATES, "shards", "numerics", "memory", "preset", "plan_only", "as_json"}
+    said.add("verbose")
+    unused = [name for name in given if (name not in said if only else name in RATES)]
+    for name in unused[:1]:
+        got, need = "also --plan-only", "one of the two: it runs nothing"
+        if not only:
+            got, need = "no --plan-only", "both: a run measures nothing by it"
+        raise UsageError(given[name], got=got, need=need)
+
+
+def _from_gb(rate: float | None) -> float | None:
+    return None if rate is None else rate * 1e9
+
+
+def foreseen_lines(found: Foreseen) -> Iterator[str]:
+    """Yield a budget's split as a person reads it; bytes are one rank's unless it says so."""
+    p = found.prediction
+    ranks = f"{count_text(p.ranks, 'rank')} and the driver"
+    yield f"budget            {bytes_text(found.memory_bytes)} for {ranks}"
+    yield f"predicted peak    {bytes_text(p.peak_bytes)} of all of them"
+    yield (
+        f"pinned            {bytes_text(p.pinned_bytes)} in "
+        f"{count_text(p.pinned_tensors, 'tensor')}, read once"
+    )
+    if p.streamed_tensors:
+        yield (
+            f"streamed          {bytes_text(p.streamed_bytes)} in "
+            f"{count_text(p.streamed_tensors, 'tensor')} a token, through a ring of "
+            f"{bytes_text(p.ring_bytes)}: {100 / p.ring_turns:.0f} % of it read ahead"
+        )
+    yield (
+        f"expert slots      {p.expert_slots} of {p.experts}, {bytes_text(p.cache_bytes)}; "
+        f"prompt in steps of {count_text(p.chunk, 'token')}"
+    )
+    yield f"everything else   {bytes_text(p.other_bytes)}: state, activations, the process"
+    yield (
+        f"bytes a token     storage {bytes_text(p.storage_bytes_per_token)} at most, "
+        f"memory {bytes_text(p.memory_bytes_per_token)} (full context)"
+    )
+    for name, rate in (("storage", found.storage_rate), ("memory", found.memory_rate)):
+        unknown = "unknown: give it, or a checkpoint with data"
+        text = unknown if rate is None else f"{rate / 1e9:.2f} GB/s"
+        yield f"{name + ' rate':17} {text}"
+    for path, each, n_bytes in found.folders:
+        yield f"{'from a folder':17} {bytes_text(n_bytes)} a token at {each / 1e9:.2f} GB/s: {path}"
+    if found.seconds is not None:
+        best, worst = found.seconds
+        yield f"seconds a token   {best:.3g} with all reading overlapped, {worst:.3g} with none"
