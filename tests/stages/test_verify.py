@@ -17,7 +17,7 @@ from k3tool.isa.emit import emit
 from k3tool.isa.stream import save_isa
 from k3tool.isa.table import SPECS, Op
 from k3tool.runtime.tokens import TOKEN_DTYPE, write_tokens
-from stages import verify
+from stages.verify import coverage
 from tests.isa import plans
 
 Run = Callable[..., Any]
@@ -111,7 +111,7 @@ def isa(tmp_path: Path) -> Path:
 def pretend(monkeypatch: pytest.MonkeyPatch, without: set[Op]) -> None:
     """Let the interpreter have all handlers but these."""
     have = {int(op) for op, spec in SPECS.items() if spec.is_emitted and op not in without}
-    monkeypatch.setattr(verify, "handlers", lambda target: {"decode": have, "prefill": have})
+    monkeypatch.setattr(coverage, "handlers", lambda target: {"decode": have, "prefill": have})
 
 
 def test_coverage_passes_and_counts_what_was_not_run(

@@ -1,0 +1,32 @@
+"""`k3tool verify`: one line per check, a verdict, exit code 4 unless all that ran passed.
+
+One file a subcommand. To add one: a file with `command` (click) and `run(options)`, and its line in
+`SUBCOMMANDS`. What compares lives in k3tool.
+"""
+
+import click
+
+from stages.verify import coverage, plan, ranks
+
+SUBCOMMANDS = (
+    ranks.command,
+    plan.command,
+    coverage.command,
+)
+
+
+@click.group("verify")
+def command() -> None:
+    """Compare token streams, and check plans, weights and handlers.
+
+    One line per check: PASS, FAIL or NOT RUN. Nothing compared is a failure.
+
+    \b
+    Example:
+      k3tool verify ranks tokens-tp8.h5
+      k3tool verify plan plan.h5
+    """
+
+
+for _subcommand in SUBCOMMANDS:
+    command.add_command(_subcommand)
