@@ -5,8 +5,9 @@ ends, so it has to be readable, whatever is asked of the checkpoint.
 """
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any, NamedTuple
 
 from k3tool.checkpoint.findings import Finding, file_finding
 from k3tool.checkpoint.json_text import json_fault, json_kind, parse_json
@@ -15,8 +16,9 @@ from k3tool.errors import ArtifactError, quoted
 from k3tool.model.config_fields import MOST_ID, MOST_IDS
 
 GENERATION_CONFIG = "generation_config.json"
+TOKENIZER_CONFIG = "tokenizer_config.json"
 SIDE_FILES = (
-    GENERATION_CONFIG, "tiktoken.model", "tokenizer.json", "tokenizer_config.json",
+    GENERATION_CONFIG, "tiktoken.model", "tokenizer.json", TOKENIZER_CONFIG,
     "special_tokens_map.json", "chat_template.jinja",
 )  # fmt: skip
 _NEED = "a side file"
@@ -37,16 +39,9 @@ def generation_ids(folder: Path) -> tuple[int, ...]:
     Raises: ArtifactError naming file and field.
     """
     path = folder / GENERATION_CONFIG
-    raw = read_side_file(folder, GENERATION_CONFIG)
-    if raw is None:
+    parsed = json_object(folder, GENERATION_CONFIG)
+    if parsed is None:
         return ()
-    try:
-        parsed = parse_json(raw)
-    except ValueError as error:
-        got = f"invalid JSON ({json_fault(error)})"
-        raise ArtifactError(str(path), got=got, need="JSON", hint=_NEXT_STEP) from None
-    if not isinstance(parsed, dict):
-        raise ArtifactError(str(path), got=json_kind(parsed), need="a JSON object", hint=_NEXT_STEP)
     value = parsed.get("eos_token_id")
     ids = value if isinstance(value, list) else [] if value is None else [value]
     if len(ids) > MOST_IDS or not all(type(item) is int and 0 <= item <= MOST_ID for item in ids):
@@ -57,6 +52,100 @@ def generation_ids(folder: Path) -> tuple[int, ...]:
     return tuple(ids)
 
 
+def json_object(folder: Path, name: str) -> dict[str, Any] | None:
+    """Return a side file's JSON object; None where there is no file. Raises: ArtifactError."""
+    raw = read_side_file(folder, name)
+    if raw is None:
+        return None
+    path = str(folder / name)
+    try:
+        parsed = parse_json(raw)
+    except ValueError as error:
+        got = f"invalid JSON ({json_fault(error)})"
+        raise ArtifactError(path, got=got, need="JSON", hint=_NEXT_STEP) from None
+    if not isinstance(parsed, dict):
+        raise ArtifactError(path, got=json_kind(parsed), need="a JSON object", hint=_NEXT_STEP)
+    return parsed
+
+
+class TokenNames(NamedTuple):
+    """What tokenizer_config.json says: the names of control tokens, and which one ends a text."""
+
+    names: Mapping[int, str]
+    eos: str | None
+
+
+def token_names(folder: Path) -> TokenNames | None:
+    """Return the control tokens that tokenizer_config.json names; None where there is no such file.
+
+    Raises: ArtifactError naming file and field.
+    """
+    path = folder / TOKENIZER_CONFIG
+    parsed = json_object(folder, TOKENIZER_CONFIG)
+    if parsed is None:
+        return None
+    listed = parsed.get("added_tokens_decoder", {})
+    if not isinstance(listed, dict):
+        raise _not_named(path, "added_tokens_decoder", listed)
+    names: dict[int, str] = {}
+    for key, entry in listed.items():
+        name = _content(entry)
+        digits = key.isascii() and key.isdigit() and len(key) <= len(str(MOST_ID))
+        if not digits or int(key) > MOST_ID or not name or name in names.values():
+            raise _not_named(path, f"added_tokens_decoder: {quoted(key)}", entry)
+        names[int(key)] = name
+    eos = parsed.get("eos_token")
+    if eos is not None and not _content(eos):
+        raise _not_named(path, "eos_token", eos)
+    return TokenNames(names, _content(eos))
+
+
+def _content(entry: object) -> str | None:
+    """Return a token's text: written as such, or as an object with more beside it."""
+    text = entry.get("content") if isinstance(entry, dict) else entry
+    return text if isinstance(text, str) else None
+
+
+def _not_named(path: Path, field: str, value: object) -> ArtifactError:
+    return ArtifactError(
+        f"{path}: {field}", got=quoted(value), need="a token id and its text, each once",
+        hint="fetch the file again",
+    )  # fmt: skip
+
+
+def end_of_text_ids(folder: Path) -> tuple[int, ...]:
+    """Return the id of the end token that tokenizer_config.json names; none where it names none.
+
+    It may be another than the model's own config names: the release's is. Raises: ArtifactError.
+    """
+    found = token_names(folder)
+    if found is None or found.eos is None:
+        return ()
+    names = dict(found.names) or _added_names(folder)
+    ids = tuple(token for token, name in names.items() if name == found.eos)
+    if not ids:
+        raise ArtifactError(
+            f"{folder / TOKENIZER_CONFIG}: eos_token", got=quoted(found.eos),
+            need="a name in added_tokens_decoder, or in tokenizer.json's added_tokens",
+            hint="fetch the file again",
+        )  # fmt: skip
+    return ids
+
+
+def _added_names(folder: Path) -> dict[int, str]:
+    """Return the tokens that tokenizer.json adds to its vocabulary."""
+    added = (json_object(folder, "tokenizer.json") or {}).get("added_tokens")
+    entries = added if isinstance(added, list) else []
+    return {
+        entry["id"]: entry["content"]
+        for entry in entries
+        if isinstance(entry, dict)
+        and type(entry.get("id")) is int
+        and 0 <= entry["id"] <= MOST_ID
+        and isinstance(entry.get("content"), str)
+    }
+
+
 def side_file_findings(folder: Path) -> Iterator[Finding]:
     """Yield what a run or a copy of the folder's side files would stop at."""
     for name in SIDE_FILES:
@@ -64,5 +153,7 @@ def side_file_findings(folder: Path) -> Iterator[Finding]:
             read_side_file(folder, name)
             if name == GENERATION_CONFIG:
                 generation_ids(folder)
+            elif name == TOKENIZER_CONFIG:
+                end_of_text_ids(folder)
         except ArtifactError as error:
             yield file_finding("damaged file", folder, name, error)

@@ -2,14 +2,16 @@
 
 from pathlib import Path
 
-from k3tool.checkpoint.side_files import generation_ids
+from k3tool.checkpoint.side_files import end_of_text_ids, generation_ids
 from k3tool.model.config import K3Config
 
 
 def stop_ids(folder: Path, config: K3Config) -> tuple[int, ...]:
-    """Return the end ids of config.json and, where it exists, generation_config.json, sorted.
+    """Return the end ids of config.json and, where they exist, generation_config.json and
+    tokenizer_config.json, sorted.
 
-    The two files may name different ids (end of text, end of turn); stopping at only one of them
-    runs on past an answer's end. Raises: ArtifactError naming the file and field.
+    The files may name different ids (end of text, end of turn), and the release's do; stopping at
+    only one of them runs on past an answer's end. Raises: ArtifactError naming the file and field.
     """
-    return tuple(sorted({*config.eos_token_ids, *generation_ids(folder)}))
+    named = {*config.eos_token_ids, *generation_ids(folder), *end_of_text_ids(folder)}
+    return tuple(sorted(named))
