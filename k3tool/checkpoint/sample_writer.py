@@ -1,6 +1,7 @@
 """Write a synthetic checkpoint in the released on-disk layout.
 
-Same preset and seed, same bytes, on every machine. It is no trained model; its text means nothing.
+Same preset and seed, same bytes, on every machine. It is no trained model; its text means nothing,
+and its tokenizer is made by rule.
 """
 
 import json
@@ -19,10 +20,13 @@ from k3tool.checkpoint.safetensors_writer import SafetensorsWriter, TensorLayout
 from k3tool.checkpoint.sample_presets import PRESETS, preset_config
 from k3tool.checkpoint.sample_table_values import table_pieces
 from k3tool.checkpoint.sample_values import tensor_values
+from k3tool.checkpoint.side_files import TOKENIZER_CONFIG
 from k3tool.errors import UsageError, listed
 from k3tool.model.config import K3Config
 from k3tool.model.vision import expected_vision
 from k3tool.model.weights import TensorSpec, expected_tensors
+from k3tool.text.rank_file import RANK_FILE
+from k3tool.text.sample_tokenizer import sample_config, sample_ranks
 
 Array = npt.NDArray[Any]
 Say = Callable[[str], None]
@@ -58,6 +62,9 @@ def write_sample(
         index = {"metadata": {"total_size": total}, "weight_map": weight_map}
         _write_json(building / INDEX_NAME, index)
         _write_json(building / "config.json", raw)
+        first_id = raw["bos_token_id"]  # of the control tokens: all ids below it are text
+        (building / RANK_FILE).write_bytes(sample_ranks(first_id))
+        (building / TOKENIZER_CONFIG).write_text(sample_config(first_id, config.vocab_size))
     return SampleInfo(out, preset, len(groups), len(weight_map), total, config.legal_tp())
 
 
