@@ -52,6 +52,7 @@ COMMANDS: dict[str, Entry] = {
     "isa": Entry("stages.isa", "Print the table of ops."),
     "provenance": Entry("stages.provenance", "Print what an artifact was made from."),
     "sample": Entry("stages.sample", "Write a small synthetic checkpoint."),
+    "doctor": Entry("stages.doctor", "Say what this machine can do, and what to type next."),
 }
 
 
@@ -129,6 +130,10 @@ def run_command(arguments: Sequence[str]) -> int:
         if str(error) != _NO_THREAD:
             raise
         return _report(_out_of_threads(), context)
+    except ModuleNotFoundError as error:
+        if _is_ours(error):
+            raise
+        return _report(_no_package(error), context)
     except (KeyboardInterrupt, click.Abort):
         click.echo("interrupted", err=True)
         return INTERRUPTED
@@ -169,6 +174,21 @@ def _out_of_threads() -> TargetError:
     return TargetError(
         "threads", got="no more of the system", need="a few beside those that run",
         hint="raise the limit (ulimit -u, the container's), or use fewer (--jobs, --threads)",
+    )  # fmt: skip
+
+
+def _is_ours(error: ModuleNotFoundError) -> bool:
+    return (error.name or "").split(".")[0] in ("", "k3tool", "stages")
+
+
+def _no_package(error: ModuleNotFoundError) -> TargetError:
+    """Return the refusal for another Python's environment, the usual reason for a missing package.
+
+    Commands that need an optional one refuse it themselves, by the name of its extra.
+    """
+    return TargetError(
+        f"package {error.name}", got=f"none in {sys.executable}", need="what k3tool depends on",
+        hint="run k3tool from the environment it was installed into (. .venv/bin/activate)",
     )  # fmt: skip
 
 
