@@ -3,6 +3,7 @@
 It does not load a device; the interpreters' loaders do.
 """
 
+from collections.abc import Collection
 from dataclasses import dataclass
 
 from k3tool.errors import TargetError, UsageError
@@ -75,19 +76,29 @@ TARGETS: dict[str, Target] = {target.name: target for target in _ROWS}
 class Build:
     """The interpreter that serves a target in a phase; its opcodes are those of the program.
 
-    `source` is below the repository, `kernel` the function launched, `lanes` a block's.
+    `source` is below the repository, `kernel` the function launched, `lanes` a block's. With an
+    `op` it serves the phases of a program that use it, before a build without.
     """
 
     source: str
     kernel: str
     lanes: int
     wave: int
+    op: str = ""
 
 
-_CUDA = Build("kernels_cuda/interp.cu", "k3_interp", 256, 32)
-_HIP = Build("kernels_hip/interp.hip", "k3_interp", 512, 64)
-# Which build serves which target and phase. One that is absent has no interpreter.
-BUILDS: dict[tuple[str, str], Build] = {
+# Attention goes page by page where the compiler expects a long context and few tokens a step; of
+# those programs pages lie in shared memory.
+_CUDA = (
+    Build("kernels_cuda/flash.cu", "k3_interp", 256, 32, "MLA_PAGES"),
+    Build("kernels_cuda/interp.cu", "k3_interp", 256, 32),
+)
+_HIP = (
+    Build("kernels_hip/flash.hip", "k3_interp", 512, 64, "MLA_PAGES"),
+    Build("kernels_hip/interp.hip", "k3_interp", 512, 64),
+)
+# Which builds serve which target and phase. One that is absent has no interpreter.
+BUILDS: dict[tuple[str, str], tuple[Build, ...]] = {
     ("cuda:sm_90a", "decode"): _CUDA,
     ("cuda:sm_90a", "prefill"): _CUDA,
     ("cuda:sm_100a", "decode"): _CUDA,
@@ -99,12 +110,12 @@ BUILDS: dict[tuple[str, str], Build] = {
 }
 
 
-def get_build(target: str, phase: str) -> Build:
-    """Return the interpreter's build. Raises: TargetError where the target has none."""
+def get_build(target: str, phase: str, ops: Collection[str] = ()) -> Build:
+    """Return the build for a phase that uses `ops`. Raises: TargetError where there is none."""
     if (target, phase) not in BUILDS:
         need = ", ".join(sorted({name for name, _ in BUILDS}))
         raise TargetError(f"GPU interpreter of {target} for {phase}", got="none", need=need)
-    return BUILDS[target, phase]
+    return next(build for build in BUILDS[target, phase] if not build.op or build.op in ops)
 
 
 def get_target(name: str) -> Target:

@@ -79,6 +79,7 @@ typedef struct K3Launch {
 #define K3_CAN_WINDOWS 1u     /* several domains: windows, two-level rendezvous */
 #define K3_CAN_COLLECTIVES 2u /* more than one rank */
 #define K3_CAN_SEGMENTS 4u    /* a step in several launches */
+#define K3_CAN_FLASH 8u       /* pages of latent attention in shared memory: simt_flash.h */
 
 #define K3_OBJECT_VERSION 1u
 #define K3_LAUNCH_ONE(type, name) +1u

@@ -465,12 +465,15 @@ K3_FN void k3_interpret(K3Block *b, const K3Launch *l) {
 
 /* ---- the object ----------------------------------------------------------------------------------- */
 
-#ifndef K3_CAPABILITY
-#ifdef K3_DOMAINS
-#define K3_CAPABILITY (K3_CAN_WINDOWS | K3_CAN_COLLECTIVES | K3_CAN_SEGMENTS)
+#ifdef K3_FLASH
+#define K3_IS_FLASH K3_CAN_FLASH
 #else
-#define K3_CAPABILITY (K3_CAN_COLLECTIVES | K3_CAN_SEGMENTS)
+#define K3_IS_FLASH 0u
 #endif
+#ifdef K3_DOMAINS
+#define K3_CAPABILITY (K3_CAN_WINDOWS | K3_CAN_COLLECTIVES | K3_CAN_SEGMENTS | K3_IS_FLASH)
+#else
+#define K3_CAPABILITY (K3_CAN_COLLECTIVES | K3_CAN_SEGMENTS | K3_IS_FLASH)
 #endif
 
 /* Word w of the set of opcodes that k3_run_body has. */

@@ -32,6 +32,8 @@ typedef signed long int64_t;
 /* The lanes of the block share the iterations of [lo, hi); see kernels_cpu/dialect.h for what a body may do. */
 #define K3_FOR(i, lo, hi) for (uint32_t i = (lo) + K3_LANE; i < (hi); i += K3_BLOCK_LANES)
 #define K3_LANE0 (K3_LANE == 0u)
+/* An object of the block's shared memory, inside a function. */
+#define K3_SHARED(type, name) __shared__ type name
 #define K3_SYNC(c) ((void)(c), __syncthreads())
 
 K3_FN float k3_bits_to_f32(uint32_t u) { return __uint_as_float(u); }

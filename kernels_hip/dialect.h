@@ -48,6 +48,7 @@ K3_FN uint32_t k3_lane(void) {
 /* The lanes of the block share the iterations of [lo, hi); see kernels_cpu/dialect.h for what a body may do. */
 #define K3_FOR(i, lo, hi) for (uint32_t i = (lo) + K3_LANE; i < (hi); i += K3_BLOCK_LANES)
 #define K3_LANE0 (K3_LANE == 0u)
+#define K3_SHARED(type, name) __shared__ type name /* an object of the block's LDS */
 #define K3_SYNC(c) ((void)(c), k3_block_sync())
 
 /* A barrier that also orders memory inside the workgroup: s_barrier alone does not wait for stores. */

@@ -11,7 +11,7 @@ import argparse
 import json
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from k3tool.errors import K3Error, TargetError, UnsoundError
@@ -20,6 +20,7 @@ from k3tool.isa.table import ALL_PHASES
 from k3tool.runtime import gpu_source
 from k3tool.runtime.gpu_compilers import TARGETS, Compiled, find_compiler, needs
 from k3tool.runtime.gpu_object import check_build, read_identity
+from k3tool.targets import BUILDS, Build, get_build
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +29,7 @@ class Outcome:
 
     target: str
     phases: tuple[str, ...]
+    source: str
     status: str
     exit_code: int
     detail: tuple[str, ...]
@@ -44,31 +46,34 @@ def all_ops(target: str) -> dict[str, tuple[str, ...]]:
 def compile_target(target: str, ops: Mapping[str, tuple[str, ...]] | None = None) -> list[Outcome]:
     """Compile the interpreters of `target`, one for each set of ops; `ops` by phase, default all.
 
+    Of a program's ops the build that serves them, of all ops every build.
     Raises TargetError for a target that nobody knows.
     """
-    compiler = find_compiler(target)
-    outcomes = []
-    detail: tuple[str, ...]
+    find_compiler(target)
+    outcomes: list[Outcome] = []
     for phases, names in gpu_source.builds(ops or all_ops(target)).items():
-        if compiler is None:
-            detail, code = (f"needs {needs(target)}",), TargetError.exit_code
-            outcomes.append(Outcome(target, phases, "NOT RUN", code, detail, names, "", None))
-            continue
-        source = gpu_source.interpreter(target, phases, names)
-        try:
-            compiled = compiler(source, target)
-            check_build(read_identity(compiled.object_bytes, target), target, phases, names)
-        except K3Error as error:
-            detail, code = (error.text(),), K3Error.exit_code
-            made = Outcome(target, phases, "FAIL", code, detail, names, source.digest, None)
-            outcomes.append(made)
-            continue
-        detail = judge(compiled)
-        status, code = ("FAIL", UnsoundError.exit_code) if detail else ("PASS", 0)
-        outcomes.append(
-            Outcome(target, phases, status, code, detail, names, source.digest, compiled)
-        )
+        every = BUILDS[target, phases[0]]
+        chosen = every if ops is None else (get_build(target, phases[0], names),)
+        outcomes += [_compile(target, phases, names, build) for build in chosen]
     return outcomes
+
+
+def _compile(target: str, phases: tuple[str, ...], ops: tuple[str, ...], build: Build) -> Outcome:
+    compiler = find_compiler(target)
+    code = TargetError.exit_code
+    made = Outcome(target, phases, build.source, "NOT RUN", code, (), ops, "", None)
+    if compiler is None:
+        return replace(made, detail=(f"needs {needs(target)}",))
+    source = gpu_source.interpreter(target, phases, ops, build)
+    made = replace(made, source_digest=source.digest)
+    try:
+        compiled = compiler(source, target)
+        check_build(read_identity(compiled.object_bytes, target), target, phases, ops, build)
+    except K3Error as error:
+        return replace(made, status="FAIL", exit_code=K3Error.exit_code, detail=(error.text(),))
+    detail = judge(compiled)
+    status, code = ("FAIL", UnsoundError.exit_code) if detail else ("PASS", 0)
+    return replace(made, status=status, exit_code=code, detail=detail, compiled=compiled)
 
 
 def judge(compiled: Compiled) -> tuple[str, ...]:
@@ -91,7 +96,7 @@ def exit_code(outcomes: Sequence[Outcome], allow_missing: bool) -> int:
 
 
 def _as_json(outcome: Outcome) -> str:
-    fields = ("target", "status", "source_digest")
+    fields = ("target", "source", "status", "source_digest")
     row: dict[str, object] = {name: getattr(outcome, name) for name in fields}
     row |= {name: list(getattr(outcome, name)) for name in ("phases", "detail", "ops")}
     if outcome.compiled is not None:
@@ -103,10 +108,13 @@ def _as_json(outcome: Outcome) -> str:
 def _as_text(outcome: Outcome) -> str:
     phases = "=".join(outcome.phases)
     if outcome.status == "NOT RUN":
-        return f"NOT RUN: {outcome.target} {phases} ({'; '.join(outcome.detail)})"
+        return (
+            f"NOT RUN: {outcome.target} {phases} of {outcome.source} ({'; '.join(outcome.detail)})"
+        )
     compiler = f", {outcome.compiled.compiler}" if outcome.compiled else ""
     lines = [
-        f"{outcome.status} {outcome.target} {phases}: {len(outcome.ops)} ops{compiler}",
+        f"{outcome.status} {outcome.target} {phases} of {outcome.source}: "
+        f"{len(outcome.ops)} ops{compiler}",
         *(f"  {detail}" for detail in outcome.detail),
     ]
     for k in outcome.compiled.kernels if outcome.compiled else ():
@@ -118,13 +126,13 @@ def _as_text(outcome: Outcome) -> str:
     return "\n".join(lines)
 
 
-_COLUMNS = ("target", "phases", "ops", "kernel", "registers", "spills", "stack B", "shared B",
-            "code B", "compiler")  # fmt: skip
+_COLUMNS = ("target", "phases", "source", "ops", "kernel", "registers", "spills", "stack B",
+            "shared B", "code B", "compiler")  # fmt: skip
 
 
 def _as_markdown(outcome: Outcome) -> str:
     """Return a row for each kernel, of what docs/gpu-compiled.md keeps."""
-    first = [outcome.target, " ".join(outcome.phases), str(len(outcome.ops))]
+    first = [outcome.target, " ".join(outcome.phases), outcome.source, str(len(outcome.ops))]
     if outcome.compiled is None:
         return " | ".join(["", *first, outcome.status, *[""] * 5, *outcome.detail, ""]).strip()
     rows = []

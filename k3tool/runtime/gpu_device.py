@@ -15,7 +15,7 @@ from k3tool.isa.table import ALL_PHASES
 from k3tool.runtime.gpu_cupy import open_device
 from k3tool.runtime.gpu_runtime import Device, check_arch
 from k3tool.runtime.options import RunOptions
-from k3tool.targets import get_build, get_target
+from k3tool.targets import BUILDS, get_target
 
 _CPU = "leave --target out to run on the CPU"
 
@@ -37,11 +37,13 @@ DRIVERS = {
 
 
 def builds_of(target: str) -> Iterator[str]:
-    """Yield a line for each phase: which build serves a GPU target."""
+    """Yield a line for each phase and build: which serves a GPU target, and when."""
+    get_target(target)
     for phase in ALL_PHASES:
-        build = get_build(target, phase)
-        lanes = f"{build.lanes} lanes a block, waves of {build.wave}"
-        yield f"{target} {phase}: {build.kernel} of {build.source}, {lanes}"
+        for build in BUILDS[target, phase]:
+            lanes = f"{build.lanes} lanes a block, waves of {build.wave}"
+            when = f", with {build.op}" if build.op else ""
+            yield f"{target} {phase}{when}: {build.kernel} of {build.source}, {lanes}"
 
 
 def require_device(target: str, load: Callable[[str], ctypes.CDLL] = ctypes.CDLL) -> None:

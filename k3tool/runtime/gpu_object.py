@@ -17,14 +17,17 @@ import numpy as np
 from k3tool.errors import ArtifactError, TargetError
 from k3tool.isa.columns import spec_of
 from k3tool.isa.table import ALL_PHASES, Op, isa_hash
-from k3tool.targets import get_build, get_target
+from k3tool.targets import Build, get_build, get_target
 
 if TYPE_CHECKING:
     from k3tool.isa.stream import Isa
 
 MAGIC, VERSION, SYMBOL = b"K3OBJECT", 1, "k3_identity"
-WINDOWS, COLLECTIVES, SEGMENTS = 1, 2, 4
-_CAPABILITIES = {WINDOWS: "windows", COLLECTIVES: "collectives", SEGMENTS: "segments"}
+WINDOWS, COLLECTIVES, SEGMENTS, FLASH = 1, 2, 4, 8
+_CAPABILITIES = {
+    WINDOWS: "windows", COLLECTIVES: "collectives", SEGMENTS: "segments",
+    FLASH: "pages in shared memory",
+}  # fmt: skip
 _POINTERS = (
     "insts", "entries", "order", "windows", "waits", "signals", "expect", "arrivals", "ops",
     "results", "tensor", "step", "scratch", "counters", "gates", "cursors", "rendezvous", "control",
@@ -94,14 +97,23 @@ def read_identity(data: bytes, name: str) -> Identity:
     )
 
 
-def check_build(found: Identity, target: str, phases: Sequence[str], ops: Sequence[str]) -> None:
+def check_build(
+    found: Identity,
+    target: str,
+    phases: Sequence[str],
+    ops: Sequence[str],
+    build: Build | None = None,
+) -> None:
     """Refuse an object that is not what its compiler was asked for. Raises: TargetError."""
     _check_launch(found)
     wanted = frozenset(int(Op[name]) for name in ops)
+    build = build or get_build(target, phases[0], ops)
+    flash = _CAPABILITIES[FLASH]
     for field, got, need in (
         ("isa_hash", found.isa_hash, isa_hash()),
         ("phases", " ".join(found.phases), " ".join(phases)),
-        ("lanes", found.lanes, get_build(target, phases[0]).lanes),
+        ("lanes", found.lanes, build.lanes),
+        ("capability", flash if found.capability & FLASH else "", flash if build.op else ""),
         ("ops", _op_names(found.ops), _op_names(wanted)),
     ):
         if got != need:

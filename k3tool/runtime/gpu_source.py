@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from k3tool.errors import TargetError
 from k3tool.isa.table import ALL_PHASES, SPECS, Op
-from k3tool.targets import get_build
+from k3tool.targets import Build, get_build
 
 if TYPE_CHECKING:
     from k3tool.isa.stream import Isa
@@ -130,13 +130,15 @@ def builds(ops: Mapping[str, tuple[str, ...]]) -> dict[tuple[str, ...], tuple[st
     return groups
 
 
-def interpreter(target: str, phases: Sequence[str], ops: Sequence[str]) -> Source:
+def interpreter(
+    target: str, phases: Sequence[str], ops: Sequence[str], build: Build | None = None
+) -> Source:
     """Return the expanded interpreter of `target` for phases that share a build.
 
-    Only the bodies of `ops` are in it; any other opcode is a fault there. Raises TargetError where
-    a phase has no build, or not the same.
+    Only the bodies of `ops` are in it; any other opcode is a fault there. `build` is the table's
+    for them unless given. Raises TargetError where a phase has no build, or not the same.
     """
-    (build,) = {get_build(target, phase) for phase in phases}
+    (build,) = {build or get_build(target, phase, ops) for phase in phases}
     path = ROOT / build.source
     served = sum(1 << ALL_PHASES.index(phase) for phase in phases)
     rows = " ".join(f"X({name}, {name.lower()})" for name in ops)

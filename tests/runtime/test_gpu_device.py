@@ -63,8 +63,9 @@ def test_an_unknown_target_is_a_usage_error():
 
 def test_builds_are_named():
     lines = list(builds_of("hip:gfx950"))
-    assert len(lines) == 2
-    assert "kernels_hip/interp.hip, 512 lanes a block, waves of 64" in lines[0]
+    assert len(lines) == 4
+    assert "decode, with MLA_PAGES: k3_interp of kernels_hip/flash.hip, 512 lanes" in lines[0]
+    assert "decode: k3_interp of kernels_hip/interp.hip, 512 lanes a block, waves" in lines[1]
 
 
 @pytest.mark.parametrize("target", ["cuda:sm_90a", "hip:gfx942"])

@@ -18,6 +18,7 @@ from k3tool.isa.table import SPECS, Op, isa_hash
 from k3tool.model.config import K3Config
 from k3tool.runtime.gpu_object import (
     COLLECTIVES,
+    FLASH,
     LAUNCH_DTYPE,
     SEGMENTS,
     WINDOWS,
@@ -121,6 +122,9 @@ def test_a_field_more_is_refused(objects, programs):
 def test_a_build_is_what_was_asked_for(objects):
     found = read_identity(objects["cuda"], "an object")
     names = [SPECS[Op(op)].name for op in sorted(found.ops)]
+    with pytest.raises(TargetError, match="capability: got , need pages in shared memory"):
+        check_build(found, CUDA, ("decode", "prefill"), names)
+    found = replace(found, capability=found.capability | FLASH)
     check_build(found, CUDA, ("decode", "prefill"), names)
     with pytest.raises(TargetError, match="phases"):
         check_build(found, CUDA, ("decode",), names)

@@ -26,6 +26,7 @@
 #define K3_LANE (k3_host_lane)
 #define K3_FOR(i, lo, hi) for (uint32_t i = (lo) + K3_LANE; i < (hi); i += K3_BLOCK_LANES)
 #define K3_LANE0 (K3_LANE == 0u)
+#define K3_SHARED(type, name) type &name = *(type *)k3_host_shared(sizeof(type)) /* one in all bodies */
 #ifdef K3_HOST_NO_SYNC /* negative control: what an interpreter without barriers would compute */
 #define K3_SYNC(c) ((void)(c))
 #elif defined(K3_HOST_SPARED)

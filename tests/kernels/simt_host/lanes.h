@@ -31,6 +31,7 @@ struct K3HostBlock {
     bool progress, paused;              /* paused: some lane waits for another block */
     uint32_t index, domain;
     void *shared; /* the block's shared memory */
+    void *own;    /* and what a body has of it, from its first use on */
     void (*body)(void *);
     void *argument;
 };
@@ -87,6 +88,14 @@ static float __attribute__((noinline)) k3_host_exchange(float v, uint32_t from) 
         while (k3_host_now->exchanges[team + t] < n) k3_host_yield();
     k3_host_now->progress = true;
     return k3_host_now->value[team + from][n & 1u];
+}
+
+/* The block's one object of K3_SHARED. */
+static void *k3_host_shared(size_t n_bytes) {
+    const size_t lines = (n_bytes + 63u) / 64u * 64u;
+    if (!k3_host_now->own) k3_host_now->own = aligned_alloc(64u, lines);
+    if (!k3_host_now->own) k3_host_fail("no memory for a block's shared memory");
+    return k3_host_now->own;
 }
 
 static void k3_host_entry() {
