@@ -12,6 +12,7 @@
 /* Faults of the interpreter's own, above those of k3.h. */
 #define K3_FAULT_SCALE 32u /* an expert's scale byte is 253 or more (numerics rule 4) */
 #define K3_FAULT_IO 33u     /* a weight could not be read: residency.h's io_fault has the range */
+#define K3_FAULT_REQUEST 35u /* a request that this image does not allow: steps.h */
 #define K3_PENDING 0xffffu  /* no fault: the entry is to be run again when the expert it met has come */
 
 typedef struct __attribute__((aligned(K3_LINE))) K3Counter {

@@ -105,17 +105,18 @@ static int map_shared(K3Memory *m, const K3Image *image, const char *path, uint3
     return 0;
 }
 
+/* As many rows as the driver has made room for. */
 static int map_logits(K3Memory *m, const K3Image *image, const char *path, char *why, size_t why_bytes) {
-    m->logits_rows = (uint64_t)image->n_prompt + image->header->n_gen - 1;
-    const uint64_t bytes = m->logits_rows * image->header->vocab * 4;
+    const uint64_t row_bytes = (uint64_t)image->header->vocab * 4;
     struct stat st;
     const int fd = open(path, O_RDWR | O_CLOEXEC);
     if (fd < 0 || fstat(fd, &st) != 0) return REFUSE("%s: %s", path, strerror(errno));
-    if ((uint64_t)st.st_size != bytes) return REFUSE("%s: wrong size", path);
-    void *base = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+    if (st.st_size == 0 || (uint64_t)st.st_size % row_bytes != 0) return REFUSE("%s: wrong size", path);
+    void *base = mmap(NULL, (size_t)st.st_size, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
     close(fd);
     if (base == MAP_FAILED) return REFUSE("%s: %s", path, strerror(errno));
     m->logits_file = base;
+    m->logits_rows = (uint64_t)st.st_size / row_bytes;
     return 0;
 }
 

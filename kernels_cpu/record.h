@@ -7,18 +7,19 @@
 
 enum K3RecordKind {
     K3_RECORD_READY = 1, /* mapped, canaries passed; `name` is the leaf set */
-    K3_RECORD_PROMPT,    /* a part of the prompt was read; no token yet */
-    K3_RECORD_TOKEN,     /* a token was chosen */
+    K3_RECORD_PROMPT,    /* a step that wanted no choice is done */
+    K3_RECORD_TOKEN,     /* a token was chosen; a step gives one of these for each token it wanted */
     K3_RECORD_FAULT,
-    K3_RECORD_END        /* nothing follows */
+    K3_RECORD_END,       /* nothing follows */
+    K3_RECORD_DONE       /* a state was copied */
 };
 
 typedef struct K3Record {
-    uint32_t kind, rank, step, phase; /* step: tokens chosen before this one */
-    uint32_t position, n_tokens;      /* of the last token read; tokens in the step */
+    uint32_t kind, rank, step, phase; /* step: the request's number */
+    uint32_t position, n_tokens;      /* of the token the choice follows, else of the last; tokens in the step */
     uint32_t id;
     float best, second; /* logits */
-    uint32_t reserved;
+    uint32_t slot; /* of that token */
     uint64_t digest, logits_digest; /* logits_digest: this rank's columns; the ranks' sum is the whole */
     uint64_t ns, peak_bytes;
     K3FaultReport fault;

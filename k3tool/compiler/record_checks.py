@@ -42,10 +42,14 @@ def short_states(tensors: Sequence[Tensor], params: Mapping[str, Any]) -> Iterat
     for tensor in tensors:
         if tensor.role != "state":
             continue
-        is_paged = len(tensor.local) == 3 and tensor.local[1] == PAGE_TOKENS  # a latent cache
-        need, unit = (n_pages, "pages") if is_paged else (n_slots, "slots")
+        need, unit = (n_pages, "pages") if is_paged(tensor) else (n_slots, "slots")
         if tensor.local[0] < need:
             yield ShortState(tensor.name, unit, int(tensor.local[0]), need)
+
+
+def is_paged(state: Tensor) -> bool:
+    """Return whether a state is a latent cache, with rows by position; others have one by slot."""
+    return len(state.local) == 3 and state.local[1] == PAGE_TOKENS
 
 
 def state_faults(tensors: Sequence[Tensor], params: Mapping[str, Any]) -> Iterator[str]:

@@ -72,6 +72,7 @@ _UNITS = (
     Unit("residency", "residency.c", ("-O2",)),
     Unit("trace", "trace.c", ("-O2",)),
     Unit("image", "image.c", ("-O2",)),
+    Unit("steps", "steps.c", ("-O2",)),
     Unit("main", "main.c", ("-O2",)),
 )  # fmt: skip
 _SCAN_UNITS = (

@@ -1,15 +1,14 @@
 """The ranks of one run on a device, in this process: what a RankGroup is on the CPU.
 
-It loads the program's interpreters, places every rank, and drives steps: prompt in chunks, then a
-token a step, as kernels_cpu/main.c does. What ranks say has the same records and faults.
+It loads the program's interpreters, places every rank, and launches steps. What ranks say has the
+same records and faults.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -22,6 +21,7 @@ from k3tool.isa.stream import Isa
 from k3tool.isa.table import ALL_PHASES
 from k3tool.progress import Progress
 from k3tool.runtime import records
+from k3tool.runtime.agreement import agreed
 from k3tool.runtime.digest import digest_words
 from k3tool.runtime.gpu_memory import RankMemory, require_memory
 from k3tool.runtime.gpu_object import check_object, read_identity
@@ -33,8 +33,12 @@ from k3tool.runtime.gpu_runtime import (
     wait_idle,
 )
 from k3tool.runtime.gpu_source import builds, program_ops
-from k3tool.runtime.ranks import GRACE_SECONDS, FaultError, Launch, agreed
+from k3tool.runtime.image_view import view_image
+from k3tool.runtime.ranks import GRACE_SECONDS, FaultError, Launch
 from k3tool.runtime.records import RECORD_DTYPE, Fault
+from k3tool.runtime.requests import Span, Step
+from k3tool.runtime.slots import state_rows
+from k3tool.runtime.stepping import Stepping
 from k3tool.tables import bytes_text, count_text
 from k3tool.targets import get_build
 
@@ -43,21 +47,10 @@ _CANDIDATE_DTYPE = np.dtype(
     [("best", "<f4"), ("id", "<u4"), ("second", "<f4"), ("reserved", "<u4")]
 )
 _STOPPED = 0xFFFFFFFF  # the driver's word in the abort word
-_DECODE = ALL_PHASES.index("decode")
 
 
-@dataclass(slots=True)
-class _Sofar:
-    """How far the run is: tokens read and chosen, steps taken."""
-
-    n_read: int = 0
-    n_chosen: int = 0
-    epoch: int = 0
-    logits: Array | None = None
-
-
-class GpuGroup:
-    """A context manager over ranks on one device; `steps` yields what all of them agree on.
+class GpuGroup(Stepping):
+    """A context manager over ranks on one device: an Engine, and the images' own request (`steps`).
 
     It owns the device and closes it.
     """
@@ -70,6 +63,8 @@ class GpuGroup:
 
         A step is one launch, or one for each instruction: what one launch is measured against.
         """
+        kept_rows = launch.logits_shape[0] if launch.logits_shape is not None else 0
+        super().__init__(view_image(launch.images[0]), state_rows(isa), kept_rows, 0)
         self._launch, self._isa, self._device = launch, isa, device
         self._folder, self._say = folder, say
         self._ranks = [
@@ -78,7 +73,9 @@ class GpuGroup:
         ]
         self._kernels: dict[int, Any] = {}
         self._lanes: dict[int, int] = {}
-        self._at = _Sofar()
+        self._epoch = 0
+        self._begun: tuple[Step, int] | None = None  # a step, and when it was launched
+        self._kept: Array | None = None
         self._abort_word = 0
         self.peak_bytes = 0
 
@@ -100,7 +97,7 @@ class GpuGroup:
             self._device.close()
             raise
         if self._launch.logits_shape is not None:
-            self._at.logits = np.zeros(self._launch.logits_shape, "<f4")
+            self._kept = np.zeros(self._launch.logits_shape, "<f4")
         return self
 
     def __exit__(
@@ -136,10 +133,8 @@ class GpuGroup:
         def build(one: tuple[tuple[str, ...], tuple[str, ...]]) -> bytes:
             return device.build(isa.target, *one, self._folder)
 
+        self._say(f"compiling or reading the interpreters of {isa.target}")
         needed = list(builds(program_ops(isa)).items())
-        for phases, ops in needed:
-            source = get_build(isa.target, phases[0], ops).source
-            self._say(f"compiling or reading {source} of {isa.target} for {' and '.join(phases)}")
         with ThreadPoolExecutor() as pool:  # a compiler takes most of a minute
             objects = pool.map(build, needed)
         for (phases, _), data in zip(needed, objects, strict=True):
@@ -167,62 +162,65 @@ class GpuGroup:
 
     # -- steps -----------------------------------------------------------------------------------
 
-    def steps(self) -> Iterator[Array]:
-        """Yield, for each step, all ranks' records ([R] RECORD_DTYPE), after comparing them.
+    def begin(self, step: Step) -> None:
+        """Launch the step on every rank."""
+        device = self._device
+        for rank in self._ranks:
+            rank.write_step(device, step, self._epoch)
+        start = time.monotonic_ns()
+        kernel, lanes = self._kernels[step.phase], self._lanes[step.phase]
+        for segment in zip(*(rank.launches(step.phase) for rank in self._ranks), strict=True):
+            for rank, argument in zip(self._ranks, segment, strict=True):
+                device.launch(kernel, rank.n_blocks, lanes, (argument,), rank.rank)
+        self._begun, self._epoch = (step, start), self._epoch + 1
 
-        Raises: FaultError for a trap; UnsoundError when ranks differ or a launch does not end.
-        """
-        view, at = self._ranks[0].view, self._at
-        header, prompt = view.header, view.sections["prompt", 0].tolist()
-        chunk, phase = int(header["chunk"]), int(header["first_phase"])
-        stops = set(view.sections["stop", 0].tolist())
-        for first in range(0, len(prompt), chunk):
-            ids = prompt[first : first + chunk]
-            rows = self._step(phase, ids, first + len(ids) == len(prompt))
-            if first + len(ids) < len(prompt):
-                yield rows
-        while True:
-            chosen = int(rows["id"][0])
-            if chosen >= int(header["vocab"]):
-                raise FaultError(self._odd_token(rows[0]))
-            at.n_chosen += 1
-            yield rows
-            if at.n_chosen == int(header["n_gen"]) or chosen in stops:
-                return
-            rows = self._step(_DECODE, [chosen], True)
+    def finish(self) -> Array:
+        """Wait for the launches and return the ranks' records, compared: Stepping.finish."""
+        assert self._begun is not None
+        (step, start), self._begun = self._begun, None
+        patience = self._launch.deadline_seconds + GRACE_SECONDS
+        wait_idle(self._device, patience, self._moved, self._abort)
+        ns, n = time.monotonic_ns() - start, len(step.tokens)
+        rows = np.zeros((max(step.n_wanted, 1), len(self._ranks)), RECORD_DTYPE)
+        rows["kind"], rows["phase"], rows["step"] = records.PROMPT, step.phase, step.number
+        rows["n_tokens"], rows["ns"] = n, ns
+        for row, token in zip(rows, step.tokens[n - len(rows) :], strict=True):
+            row["position"], row["slot"], row["rank"] = token.position, token.slot, self._numbers
+        self._hear(step, rows)
+        for number, rank in enumerate(self._ranks):
+            self._choose(rank, step, rows[:, number])
+        return np.stack([agreed(row) for row in rows])
+
+    def end(self) -> None:
+        """Nothing is left to hear of a device."""
 
     def logits(self) -> Array:
         """Return the gathered logits, float32 [rows, vocab]; the steps must have ended."""
-        assert self._at.logits is not None
-        return self._at.logits
+        assert self._kept is not None
+        return self._kept
 
-    def _step(self, phase: int, ids: Sequence[int], wants_token: bool) -> Array:
-        """Run the ranks on `ids` at once and return their records."""
-        device, at, n = self._device, self._at, len(ids)
-        all_logits = bool(self._ranks[0].view.header["all_logits"])
-        head_from = 0 if all_logits else n - 1 if wants_token else n
-        for rank in self._ranks:
-            rank.write_step(device, ids, at.n_read, head_from, at.epoch)
-        start = time.monotonic_ns()
-        kernel, lanes = self._kernels[phase], self._lanes[phase]
-        for segment in zip(*(rank.launches(phase) for rank in self._ranks), strict=True):
-            for rank, argument in zip(self._ranks, segment, strict=True):
-                device.launch(kernel, rank.n_blocks, lanes, (argument,), rank.rank)
-        patience = self._launch.deadline_seconds + GRACE_SECONDS
-        wait_idle(device, patience, self._moved, self._abort)
-        ns = time.monotonic_ns() - start
-        rows = np.zeros(len(self._ranks), RECORD_DTYPE)
-        for rank, row in zip(self._ranks, rows, strict=True):
-            row["kind"], row["rank"], row["phase"] = records.PROMPT, rank.rank, phase
-            row["step"], row["n_tokens"], row["ns"] = at.n_chosen, n, ns
-            row["position"] = at.n_read + n - 1
-        self._hear(rows)
-        for rank, row in zip(self._ranks, rows, strict=True):
-            logits = self._read_logits(rank, phase, head_from, n)
-            if wants_token:
-                self._choose(rank, phase, row, logits[-1])
-        at.n_read, at.epoch = at.n_read + n, at.epoch + 1
-        return agreed(rows)
+    def kept_logits(self, first: int, n: int) -> Array:
+        """Return a copy of rows of the kept logits, float32 [n, vocab]."""
+        return self.logits()[first : first + n].copy()
+
+    def _read_spans(self, spans: Sequence[Span], n_bytes: int) -> tuple[bytes, ...]:
+        device = self._device
+        return tuple(
+            b"".join(
+                device.download(rank.tensor_address(s.handle) + s.offset, s.n_bytes) for s in spans
+            )
+            for rank in self._ranks
+        )
+
+    def _write_spans(self, spans: Sequence[Span], ranks: Sequence[bytes]) -> None:
+        for rank, data in zip(self._ranks, ranks, strict=True):
+            for s in spans:
+                address = rank.tensor_address(s.handle) + s.offset
+                self._device.upload(address, data[s.at : s.at + s.n_bytes])
+
+    @property
+    def _numbers(self) -> list[int]:
+        return [rank.rank for rank in self._ranks]
 
     def _moved(self) -> bytes:
         return b"".join(rank.progress(self._device) for rank in self._ranks)
@@ -231,48 +229,58 @@ class GpuGroup:
         """Tell every rank to stop at its next wait."""
         self._device.upload(self._abort_word, _STOPPED.to_bytes(4, "little"))
 
-    def _hear(self, rows: Array) -> None:
+    def _hear(self, step: Step, rows: Array) -> None:
         """Take the ranks' digests. Raises: FaultError with the best explanation of a stop."""
         faults: list[Fault] = []
-        for rank, row in zip(self._ranks, rows, strict=True):
+        for number, rank in enumerate(self._ranks):
             control = rank.control(self._device)
-            row["digest"] = control["digest"]
+            rows["digest"][:, number] = control["digest"]
             if control["stop"]:
-                fault = row.copy()
-                fault["position"], fault["fault"] = self._at.n_read, control["fault"]
+                fault = rows[0, number].copy()
+                fault["position"], fault["fault"] = step.tokens[0].position, control["fault"]
                 faults.append(records.parse_fault(fault))
         if faults:
             raise FaultError(min(faults, key=lambda fault: fault.order))
 
-    def _read_logits(self, rank: RankMemory, phase: int, head_from: int, n: int) -> Array:
-        """Return a rank's columns of the rows that were computed, and gather them."""
-        row = rank.phase_row(phase)
+    def _read_logits(self, rank: RankMemory, step: Step, first: int) -> Array:
+        """Return a rank's columns of the logits of tokens from `first` on."""
+        row, n = rank.phase_row(step.phase), len(step.tokens) - first
         cols, address = int(row["logits_cols"]), rank.tensor_address(int(row["logits_handle"]))
-        first = head_from if self._at.logits is not None else max(head_from, n - 1)
-        data = self._device.download(address + 4 * cols * first, 4 * cols * (n - first))
-        found = np.frombuffer(data, "<f4").reshape(n - first, cols)
-        if self._at.logits is not None:
-            at, column = self._at.n_read + first, rank.rank * cols
-            self._at.logits[at : at + n - first, column : column + cols] = found
-        return found
+        data = self._device.download(address + 4 * cols * first, 4 * cols * n)
+        return np.frombuffer(data, "<f4").reshape(n, cols)
 
-    def _choose(self, rank: RankMemory, phase: int, row: Any, logits: Array) -> None:
-        """Take the folded argmax of the last token, which is the same on every rank."""
-        handle, size = int(rank.phase_row(phase)["output_handle"]), _CANDIDATE_DTYPE.itemsize
-        last = int(row["n_tokens"]) - 1
-        data = self._device.download(rank.tensor_address(handle) + last * size, size)
-        found = np.frombuffer(data, _CANDIDATE_DTYPE)[0]
-        row["kind"] = records.TOKEN
+    def _choose(self, rank: RankMemory, step: Step, rows: Array) -> None:
+        """Take the folded argmax after each wanted token, and keep logits that were asked for."""
+        n, wanted = len(step.tokens), len(step.tokens) - step.n_wanted
+        first = wanted if step.row is None else step.head_from
+        if first == n:
+            return
+        logits = self._read_logits(rank, step, first)
+        cols = logits.shape[1]
+        if step.row is not None and self._kept is not None:
+            column = rank.rank * cols
+            self._kept[step.row : step.row + len(logits), column : column + cols] = logits
+        if not step.n_wanted:
+            return
+        handle, size = int(rank.phase_row(step.phase)["output_handle"]), _CANDIDATE_DTYPE.itemsize
+        address = rank.tensor_address(handle) + wanted * size
+        found = np.frombuffer(
+            self._device.download(address, step.n_wanted * size), _CANDIDATE_DTYPE
+        )
+        rows["kind"] = records.TOKEN
         for name in ("best", "id", "second"):
-            row[name] = found[name]
-        row["logits_digest"] = digest_words(logits.view("<u4"), rank.rank * len(logits))
+            rows[name] = found[name]
+        for row, own in zip(rows, logits[wanted - first :], strict=True):
+            row["logits_digest"] = digest_words(own.view("<u4"), rank.rank * cols)
+            if row["id"] >= self.vocab:
+                raise FaultError(_odd_token(row))
 
-    def _odd_token(self, row: Any) -> Fault:
-        """Return the fault of a chosen id that no vocabulary has."""
-        found = row.copy()
-        found["fault"] = 0
-        for name, value in (("code", records.RANGE), ("inst", records.NO_INDEX),
-                            ("opcode", 0xFFFF), ("detail", row["id"])):  # fmt: skip
-            found["fault"][name] = value
-        found["position"] = self._at.n_read
-        return records.parse_fault(found)
+
+def _odd_token(row: Any) -> Fault:
+    """Return the fault of a chosen id that no vocabulary has."""
+    found = row.copy()
+    found["fault"] = 0
+    for name, value in (("code", records.RANGE), ("inst", records.NO_INDEX),
+                        ("opcode", 0xFFFF), ("detail", row["id"])):  # fmt: skip
+        found["fault"][name] = value
+    return records.parse_fault(found)

@@ -28,6 +28,7 @@ from k3tool.runtime.image import (
     PLACE_PRIVATE,
 )
 from k3tool.runtime.image_view import view_image
+from k3tool.runtime.requests import Step
 from k3tool.tables import bytes_text, count_text
 
 Array = npt.NDArray[Any]
@@ -310,15 +311,13 @@ class RankMemory:
                   "control")  # fmt: skip
         return found | {name: self.at(name) for name in shared} | {"ops": self.at(("op", 0))}
 
-    def write_step(
-        self, device: Device, ids: Sequence[int], position: int, head_from: int, epoch: int
-    ) -> None:
-        """Write the parameters of a step of one sequence in slot 0, and clear its digest."""
-        n, at, width = len(ids), self.at("step"), 4 * self.max_tokens
+    def write_step(self, device: Device, asked: Step, epoch: int) -> None:
+        """Write the parameters of a step, and clear its digest."""
+        n, at, width = len(asked.tokens), self.at("step"), 4 * self.max_tokens
         lists = np.zeros((3, self.max_tokens), "<u4")
-        lists[0, :n], lists[1, :n] = ids, np.arange(position, position + n)
+        lists[:, :n] = np.array([(t.id, t.position, t.slot) for t in asked.tokens], "<u4").T
         step = np.zeros(1, STEP_DTYPE)
-        step["n_tokens"], step["head_from"], step["epoch"] = n, head_from, epoch
+        step["n_tokens"], step["head_from"], step["epoch"] = n, asked.head_from, epoch
         step["max_pages"] = self.view.header["max_pages"]
         for index, name in enumerate(("token_id", "position", "slot")):
             step[name] = at + STEP_DTYPE.itemsize + index * width

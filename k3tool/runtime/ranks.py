@@ -1,18 +1,17 @@
 """Start the rank processes of one run, compare what they say step by step, stop them all.
 
-Ranks compute and decide alone; this driver only listens. It compares every step of every rank, and
-when one dies, traps or differs, all are stopped and the error names that rank. Nothing outlives it:
-images and shared segments are memory files without a name, ranks die with their driver.
+Ranks run the steps that this driver asks for, each the same on all of them. It compares every
+answer of every rank, and when one dies, traps or differs, all are stopped and the error names that
+rank. Nothing outlives it: images and shared segments are memory files without a name, ranks die
+with their driver.
 """
 
 import mmap
 import os
 import selectors
-import signal
-import subprocess
 import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -20,11 +19,16 @@ from typing import Any, Self
 import numpy as np
 import numpy.typing as npt
 
-from k3tool.errors import ArtifactError, K3Error, TargetError, UnsoundError
+from k3tool.errors import TargetError, UnsoundError
 from k3tool.isa.table import LOAD_BLOCK_BYTES
 from k3tool.progress import Progress
-from k3tool.runtime import records
+from k3tool.runtime.agreement import agreed
+from k3tool.runtime.image_view import view_image
+from k3tool.runtime.rank_process import RankProcess, silent
 from k3tool.runtime.records import RECORD_DTYPE, Fault
+from k3tool.runtime.requests import RESTORE, SAVE, Span, Step, encode_spans, encode_step
+from k3tool.runtime.slots import StateRow
+from k3tool.runtime.stepping import Stepping
 from k3tool.runtime.trace import LINE_BYTES, Trace, read_trace, trace_bytes
 
 Array = npt.NDArray[Any]
@@ -32,8 +36,6 @@ GRACE_SECONDS = 1.0  # after a first fault: time for others to report a better o
 COPY_BLOCK_BYTES = 4 << 20  # a step of a rank's progress while it copies: BLOCK of copy.c
 STARTUP_SECONDS = 60.0  # a rank may take so long, and the deadline, to map its memory
 _DRIVER_STOPPED = 0xFFFFFFFF
-_SAME_ON_ALL = ("kind", "step", "phase", "position", "n_tokens", "id", "best", "second", "digest")
-_EXIT_ERRORS: dict[int, type[K3Error]] = {3: ArtifactError, 5: TargetError}
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,37 +58,27 @@ class Launch:
     expert_trace: int | None = None  # a descriptor that rank 0 writes K3ExpertEvent rows to
     trace_events: int = 0  # a worker; 0 for no trace
     first_position: int = 0  # above 0: a measurement with noise in all states
+    states: Sequence[StateRow] = ()  # of a slot, where they are to be kept
 
 
-@dataclass(slots=True)
-class _Rank:
-    """One process and what it has said so far."""
-
-    number: int
-    process: subprocess.Popen[bytes]
-    pipe: int
-    pending: bytes = b""
-    steps: list[Any] = field(default_factory=list)
-    leaves: str = ""
-    ended: bool = False
-    peak_bytes: int = 0
-    end: Any = None  # the END record
-    is_direct: bool = False
-
-
-class RankGroup:
-    """A context manager over running ranks; `steps` yields what all of them agree on."""
+class RankGroup(Stepping):
+    """A context manager over running ranks: an Engine, and the images' own request (`steps`)."""
 
     def __init__(self, launch: Launch) -> None:
         """Keep what to start; nothing runs before the context is entered."""
+        kept_rows = launch.logits_shape[0] if launch.logits_shape is not None else 0
+        view = view_image(launch.images[0])
+        super().__init__(view, launch.states, kept_rows, launch.first_position)
         self._launch = launch
-        self._ranks: list[_Rank] = []
+        self._ranks: list[RankProcess] = []
+        self._n_wanted = 0  # of the step begun
         self._descriptors: list[int] = []
         self._faults: list[Fault] = []
         self._selector = selectors.DefaultSelector()
         self._shared: mmap.mmap | None = None
         self._logits: int | None = None
         self._traces: list[int] = []
+        self._exchanges: list[int] = []  # a file for each rank's states, where they can be kept
         self._segments: int | None = None
         self._names: dict[str, str] = {}  # of memory files, by the path that a rank opens
 
@@ -136,20 +128,22 @@ class RankGroup:
         at = self._memory_file(f"the image of {self._launch.program}", 0)
         with open(at, "wb", closefd=False) as file:
             file.write(image)
-        reading, writing = os.pipe()
-        self._descriptors.append(reading)
         launch = self._launch
         command = [
             str(launch.interpreter), "--image", _open_path(at), "--shared", _open_path(shared),
-            "--records", str(writing), "--threads", str(launch.n_threads),
-            "--leaves", launch.leaves, "--deadline", repr(launch.deadline_seconds),
+            "--threads", str(launch.n_threads), "--leaves", launch.leaves,
+            "--deadline", repr(launch.deadline_seconds),
         ]  # fmt: skip
+        passed = [at, shared]
         if launch.copies:
             command += ["--copy", "1"]
-        passed = [at, shared, writing]
         if self._logits is not None:
             command += ["--logits", _open_path(self._logits)]
             passed.append(self._logits)
+        if launch.states:
+            self._exchanges.append(self._memory_file("the states of a slot", 0))
+            command += ["--exchange", _open_path(self._exchanges[-1])]
+            passed.append(self._exchanges[-1])
         if launch.trace_events:
             n_bytes = trace_bytes(launch.n_threads, launch.trace_events)
             self._traces.append(self._memory_file("the trace", n_bytes))
@@ -159,25 +153,17 @@ class RankGroup:
             command += ["--expert-trace", str(launch.expert_trace)]
             passed.append(launch.expert_trace)
         if launch.first_position:
-            command += ["--from", str(launch.first_position)]
-        try:
-            process = subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, pass_fds=passed
-            )
-        finally:
-            os.close(writing)
-        rank = _Rank(number, process, reading)
+            command += ["--noise", "1"]
+        rank = RankProcess(number, command, passed)
         self._ranks.append(rank)
-        self._selector.register(reading, selectors.EVENT_READ, rank)
+        self._selector.register(rank.records, selectors.EVENT_READ, rank)
 
     def _stop(self) -> None:
         self._abort()
         for rank in self._ranks:
-            rank.process.kill()
+            rank.process.kill()  # all of them before the first is waited for
         for rank in self._ranks:
-            rank.process.wait()
-            if rank.process.stderr is not None:
-                rank.process.stderr.close()
+            rank.stop()
         self._selector.close()
         if self._shared is not None:
             self._shared.close()
@@ -224,35 +210,19 @@ class RankGroup:
         return tuple(rows.sum(axis=0).tolist())
 
     def logits(self) -> Array:
-        """Return the gathered logits, float32 [rows, vocab]; the ranks must have ended."""
-        assert self._logits is not None
+        """Return the gathered logits, float32 [rows, vocab]."""
         assert self._launch.logits_shape is not None
-        shape = self._launch.logits_shape
-        with mmap.mmap(self._logits, shape[0] * shape[1] * 4, access=mmap.ACCESS_READ) as data:
-            return np.frombuffer(data, "<f4").reshape(shape).copy()
+        return self.kept_logits(0, self._launch.logits_shape[0])
+
+    def kept_logits(self, first: int, n: int) -> Array:
+        """Return a copy of rows of the kept logits, float32 [n, vocab]."""
+        assert self._logits is not None
+        data = os.pread(self._logits, n * self.vocab * 4, first * self.vocab * 4)
+        return np.frombuffer(data, "<f4").reshape(n, self.vocab).copy()
 
     def trace(self, rank: int) -> Trace:
         """Return what a rank's workers did and when; the rank must have ended."""
         return read_trace(self._traces[rank], self._launch.n_threads, self._launch.trace_events)
-
-    def steps(self) -> Iterator[Array]:
-        """Yield, for each step, all ranks' records ([R] RECORD_DTYPE), after comparing them.
-
-        Raises: UnsoundError when a rank traps, dies or differs; ArtifactError or TargetError when
-        one refuses its image or machine.
-        """
-        done = 0
-        while True:
-            # First what is there already: ranks of a short run may have ended in wait_ready.
-            while all(len(rank.steps) > done for rank in self._ranks):
-                yield self._agreed(done)
-                done += 1
-            if all(rank.ended for rank in self._ranks):
-                break
-            self._hear(self._launch.deadline_seconds + GRACE_SECONDS)
-        if any(len(rank.steps) != done for rank in self._ranks):
-            counts = [len(rank.steps) for rank in self._ranks]
-            raise UnsoundError("ranks", got=f"{counts} steps", need="equally many on every rank")
 
     def wait_ready(self, progress: Progress | None = None) -> None:
         """Return when every rank has mapped its memory. Raises: as `steps`.
@@ -285,7 +255,7 @@ class RankGroup:
                 seen, since = now, time.monotonic()
             elif time.monotonic() - since > patience:
                 self._abort()
-                raise _silent([rank for rank in self._ranks if not rank.ended], patience)
+                raise silent([rank for rank in self._ranks if not rank.ended], patience)
         for key, _ in ready:
             self._listen(key.data)
 
@@ -300,41 +270,69 @@ class RankGroup:
         starts = (mmap.PAGESIZE + rank * stride for rank in range(len(self._launch.images)))
         return b"".join(os.pread(self._segments, n_lines * LINE_BYTES, at) for at in starts)
 
-    def _agreed(self, step: int) -> Array:
-        rows = np.array([rank.steps[step] for rank in self._ranks], RECORD_DTYPE)
-        for rank in self._ranks:
-            rank.steps[step] = None  # a long run must not keep every record twice
+    # -- what they are asked -------------------------------------------------------------------
+
+    def begin(self, step: Step) -> None:
+        """Send a step to every rank."""
+        self._n_wanted = step.n_wanted
+        self._ask(encode_step(step))
+
+    def finish(self) -> Array:
+        """Return all ranks' records of the step, after comparing them: Stepping.finish."""
+        n = max(self._n_wanted, 1)
+        rows = self._answers(n)
         try:
-            return agreed(rows)
+            return np.stack([agreed(row) for row in rows])
         except UnsoundError:
             self._abort()
             raise
 
-    def _listen(self, rank: _Rank) -> None:
-        data = os.read(rank.pipe, RECORD_DTYPE.itemsize * 64)
-        if not data:
-            self._selector.unregister(rank.pipe)
+    def end(self) -> None:
+        """Let every rank end. Raises: as `finish`."""
+        for rank in self._ranks:
+            rank.close_requests()
+        while not all(rank.ended for rank in self._ranks):
+            self._hear(self._launch.deadline_seconds + GRACE_SECONDS)
+
+    def _ask(self, request: bytes) -> None:
+        for rank in self._ranks:
+            rank.ask(request)
+
+    def _answers(self, n: int) -> Array:
+        """Wait for `n` records of every rank: [n, R]."""
+        while any(len(rank.answers) < n for rank in self._ranks):
+            self._hear(self._launch.deadline_seconds + GRACE_SECONDS)
+        rows = np.zeros((n, len(self._ranks)), RECORD_DTYPE)
+        for number, rank in enumerate(self._ranks):
+            for row in rows:
+                row[number] = rank.answers.popleft()
+        return rows
+
+    def _read_spans(self, spans: Sequence[Span], n_bytes: int) -> tuple[bytes, ...]:
+        for file in self._exchanges:
+            os.ftruncate(file, max(n_bytes, 1))
+        self._ask(encode_spans(SAVE, spans))
+        self._answers(1)
+        return tuple(_read(file, n_bytes) for file in self._exchanges)
+
+    def _write_spans(self, spans: Sequence[Span], ranks: Sequence[bytes]) -> None:
+        for file, data in zip(self._exchanges, ranks, strict=True):
+            os.ftruncate(file, len(data))
+            with open(file, "wb", closefd=False) as out:
+                out.seek(0)
+                out.write(data)
+        self._ask(encode_spans(RESTORE, spans))
+        self._answers(1)
+
+    def _listen(self, rank: RankProcess) -> None:
+        faults = rank.listen()
+        if faults is None:
+            self._selector.unregister(rank.records)
             if not rank.ended:
                 self._died(rank)
             return
-        data = rank.pending + data
-        whole = len(data) // RECORD_DTYPE.itemsize * RECORD_DTYPE.itemsize
-        rank.pending = data[whole:]
-        for row in np.frombuffer(data[:whole], RECORD_DTYPE):
-            self._take(rank, row)
-
-    def _take(self, rank: _Rank, row: Any) -> None:
-        kind = int(row["kind"])
-        if kind == records.READY:
-            rank.leaves = bytes(row["name"]).decode()
-            rank.is_direct = bool(row["is_direct"])
-        elif kind in (records.PROMPT, records.TOKEN):
-            rank.steps.append(row)
-        elif kind == records.END:
-            rank.ended, rank.peak_bytes, rank.end = True, int(row["peak_bytes"]), row
-        elif kind == records.FAULT:
-            self._faults.append(records.parse_fault(row))
-            rank.ended = True
+        for fault in faults:
+            self._faults.append(fault)
             if len(self._faults) == 1:
                 self._fail()
 
@@ -347,46 +345,19 @@ class RankGroup:
         while time.monotonic() < end and not all(rank.ended for rank in self._ranks):
             for key, _ in self._selector.select(max(0.0, end - time.monotonic())):
                 self._listen(key.data)
-        silent = [rank for rank in self._ranks if not rank.ended]
-        if silent and all(fault.is_waiting for fault in self._faults):
-            raise _silent(silent, self._launch.deadline_seconds)
+        waiting = [rank for rank in self._ranks if not rank.ended]
+        if waiting and all(fault.is_waiting for fault in self._faults):
+            raise silent(waiting, self._launch.deadline_seconds)
         raise FaultError(min(self._faults, key=lambda fault: fault.order))
 
-    def _died(self, rank: _Rank) -> None:
+    def _died(self, rank: RankProcess) -> None:
         """Raise for a rank whose pipe closed before its last record."""
         rank.ended = True
         if self._faults:
             return  # it stopped because another did
-        code = rank.process.wait()
+        rank.process.wait()
         self._abort()
-        assert rank.process.stderr is not None
-        said = self._in_names(_one_line(rank.process.stderr.read().decode(errors="replace")))
-        if code in _EXIT_ERRORS:
-            raise _EXIT_ERRORS[code](f"rank {rank.number}", got=said, need="what it can run")
-        how = f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
-        raise UnsoundError(
-            f"rank {rank.number}", got=f"{how} {said}".strip(), need="all ranks until the end"
-        )
-
-
-def _silent(ranks: Sequence[_Rank], seconds: float) -> UnsoundError:
-    """Name the ranks that did not advance, stopped ones first: the others wait for them."""
-    stopped = [rank for rank in ranks if _state(rank.process.pid) in "Tt"]
-    named = ", ".join(str(rank.number) for rank in stopped or ranks)
-    got = "stopped by a signal" if stopped else f"no progress in {seconds:g} s"
-    return UnsoundError(
-        f"rank {named}", got=got, need="all ranks to advance",
-        hint="let it run, or raise --deadline where one step takes longer",
-    )  # fmt: skip
-
-
-def _state(pid: int) -> str:
-    """Return a process's state as the system names it (T: stopped), "?" where it has gone."""
-    try:
-        text = Path(f"/proc/{pid}/stat").read_text()
-    except OSError:
-        return "?"
-    return text.rpartition(")")[2].split()[0]
+        raise rank.death(self._in_names(rank.stderr_line()))
 
 
 class FaultError(Exception):
@@ -402,33 +373,8 @@ def _open_path(descriptor: int) -> str:
     return f"/proc/self/fd/{descriptor}"
 
 
-def _one_line(text: str) -> str:
-    """Return the first line that says something (a sanitizer draws a rule above its report)."""
-    lines = (line.strip() for line in text.splitlines())
-    return next((line for line in lines if line.strip("=")), "")
-
-
-def agreed(rows: Array) -> Array:
-    """Return all ranks' records of a step. Raises: UnsoundError naming who differs, and in what."""
-    keys = [tuple(row[name].tobytes() for name in _SAME_ON_ALL) for row in rows]
-    if len(set(keys)) > 1:
-        raise _disagreement(rows, keys)
-    return rows
-
-
-def _disagreement(rows: Array, keys: list[tuple[bytes, ...]]) -> K3Error:
-    """Name the ranks that differ from what most say; on a tie from what rank 0 says."""
-    common = max(keys, key=lambda key: (keys.count(key), key == keys[0]))
-    reference = rows[keys.index(common)]
-    bad = [index for index, key in enumerate(keys) if key != common]
-    row = rows[bad[0]]
-    fields = [name for name in _SAME_ON_ALL if row[name].tobytes() != reference[name].tobytes()]
-    name = "id" if "id" in fields else fields[0]
-    text = ("{:#x}" if name == "digest" else "{}").format
-    ranks = ", ".join(map(str, bad))
-    return UnsoundError(
-        f"rank {ranks}: step {row['step']}, position {row['position']}: {', '.join(fields)}",
-        got=text(row[name]),
-        need=f"{text(reference[name])} as on {len(keys) - len(bad)} of {len(keys)} ranks",
-        hint="k3tool verify coverage; shard again if weights on disk changed",
-    )
+def _read(file: int, n_bytes: int) -> bytes:
+    """Return the first bytes of a memory file; one read gives at most 2 GiB."""
+    with open(file, "rb", closefd=False) as data:
+        data.seek(0)
+        return data.read(n_bytes)

@@ -10,7 +10,7 @@ from k3tool.errors import ArtifactError, K3Error, TargetError, UnsoundError
 from k3tool.isa.columns import GATE, spec_of
 from k3tool.isa.table import ALL_PHASES, RESERVED
 
-READY, PROMPT, TOKEN, FAULT, END = 1, 2, 3, 4, 5
+READY, PROMPT, TOKEN, FAULT, END, DONE = 1, 2, 3, 4, 5, 6
 NO_INDEX = 0xFFFFFFFF
 
 _FAULT_WORDS = ("code", "phase", "inst", "opcode", "workgroup", "worker", "counter", "got",
@@ -23,7 +23,7 @@ RECORD_DTYPE = np.dtype(
     [
         ("kind", "<u4"), ("rank", "<u4"), ("step", "<u4"), ("phase", "<u4"),
         ("position", "<u4"), ("n_tokens", "<u4"), ("id", "<u4"),
-        ("best", "<f4"), ("second", "<f4"), ("reserved", "<u4"),
+        ("best", "<f4"), ("second", "<f4"), ("slot", "<u4"),
         ("digest", "<u8"), ("logits_digest", "<u8"), ("ns", "<u8"), ("peak_bytes", "<u8"),
         ("fault", [(name, "<u4") for name in _FAULT_WORDS]), ("name", "S16"),
         ("io", [(name, kind) for name, kind in _IO_FIELDS]),
@@ -36,7 +36,7 @@ assert RECORD_DTYPE.itemsize == 256
 
 # K3Fault of kernels_common/k3.h, and K3_FAULT_SCALE of kernels_cpu/interp.h.
 OPCODE, NONFINITE, DEADLINE, SCRATCH, RANGE, AUDIT, PEER, SCALE = 1, 2, 3, 4, 5, 6, 7, 32
-IO, ABSENT = 33, 34
+IO, ABSENT, REQUEST = 33, 34, 35
 _IO_SHORT, _IO_CHANGED = 2, 3  # enum K3IoKind; of any other kind errno says what it is
 # Reported first when several ranks stop: a rank that only saw another stop says nothing new.
 _LATE = {PEER: 2, DEADLINE: 1}
@@ -119,6 +119,10 @@ class Fault(NamedTuple):
             AUDIT: (f"{counter} ended at {self.got}", arrivals),
             PEER: ("another rank stopped", "all ranks"),
             ABSENT: (f"expert {self.detail} is not in memory", "every expert that is used"),
+            REQUEST: (
+                f"a request that the image does not allow ({self.detail})",
+                "one that it does",
+            ),
             SCALE: (f"a scale byte above 252 in expert {self.detail}", "at most 252"),
         }
         got, need = words.get(self.code, (f"fault {self.code}", "a known fault"))

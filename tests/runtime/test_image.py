@@ -9,28 +9,34 @@ import numpy as np
 import pytest
 
 from k3tool.runtime import image
+from k3tool.runtime.engine import StepToken
 from k3tool.runtime.interpreter import load
+from k3tool.runtime.requests import Step, encode_step
 from tests.runtime import toy
 
 REFUSED = 3
 
 
 def start(folder: Path, data: bytes, deadline: str = "0.2") -> subprocess.CompletedProcess[str]:
-    """Run one rank on an image and return how it ended."""
+    """Run one rank on an image, ask it for one step, and return how it ended."""
     path = folder / "rank.img"
     path.write_bytes(data)
     shared = folder / "shared"
     shared.write_bytes(b"\0" * 4096)
     reading, writing = os.pipe()
+    asked, asking = os.pipe()
+    tokens = [StepToken(token, position, 0) for position, token in enumerate((3, 1, 4))]
+    os.write(asking, encode_step(Step(1, tokens, 1, 2)))
+    os.close(asking)
     try:
         return subprocess.run(
             [load().path, "--image", path, "--shared", shared, "--records", str(writing),
-             "--deadline", deadline],
-            pass_fds=[writing], capture_output=True, text=True, timeout=60, check=False,
+             "--requests", str(asked), "--deadline", deadline],
+            pass_fds=[writing, asked], capture_output=True, text=True, timeout=60, check=False,
         )  # fmt: skip
     finally:
-        os.close(reading)
-        os.close(writing)
+        for descriptor in (reading, writing, asked):
+            os.close(descriptor)
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from k3tool.errors import UnsoundError
+from k3tool.errors import UsageError
 from k3tool.runtime.ranks import RankGroup
 from k3tool.runtime.trace import Trace
 from tests.runtime import toy
@@ -54,8 +54,5 @@ def test_a_run_may_begin_late_with_noise_in_its_states(tmp_path: Path) -> None:
     with RankGroup(toy.launch(made, first_position=last)) as group:
         rows = list(group.steps())
     assert int(rows[-1]["position"][0]) == 511
-    with (
-        pytest.raises(UnsoundError, match=re.escape("above the context 512")),
-        RankGroup(toy.launch(made, first_position=last + 1)) as group,
-    ):
-        group.wait_ready()
+    with pytest.raises(UsageError, match=re.escape("need 513 positions within the context 512")):
+        RankGroup(toy.launch(made, first_position=last + 1))
