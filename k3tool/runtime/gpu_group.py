@@ -133,8 +133,10 @@ class GpuGroup(Stepping):
         def build(one: tuple[tuple[str, ...], tuple[str, ...]]) -> bytes:
             return device.build(isa.target, *one, self._folder)
 
-        self._say(f"compiling or reading the interpreters of {isa.target}")
         needed = list(builds(program_ops(isa)).items())
+        for phases, ops in needed:
+            source = get_build(isa.target, phases[0], ops).source
+            self._say(f"compiling or reading {source} of {isa.target} for {' and '.join(phases)}")
         with ThreadPoolExecutor() as pool:  # a compiler takes most of a minute
             objects = pool.map(build, needed)
         for (phases, _), data in zip(needed, objects, strict=True):
