@@ -1,4 +1,4 @@
-"""tokens.h5: what every rank chose, step by step, and where two records first differ.
+"""tokens.h5: what every rank chose, step by step. Comparing records is k3tool.compare's.
 
 Schema 1 of kind `tokens`. Dataset `prompt` u4 [T]; per rank a group `rank-NN` with one row per
 generated token: `step` u4 (0 for the first), `position` u4 (absolute, of the token whose logits
@@ -17,12 +17,10 @@ from typing import Any
 import numpy as np
 
 from k3tool.artifact import Artifact, Dataset, InputRef, open_artifact, write_artifact
-from k3tool.errors import ArtifactError, quoted, shown
+from k3tool.errors import ArtifactError
 from k3tool.fields import column, params_of
 from k3tool.isa.columns import Columns
-from k3tool.tables import count_text
 from k3tool.targets import MOST_RANKS
-from k3tool.verdict import Check, failed, not_run, passed
 
 TOKENS_SCHEMA = 1
 
@@ -37,15 +35,7 @@ TOKEN_DTYPE = np.dtype(
         ("logits_digest", "<u8"),
     ]
 )
-ONE_STREAM = "one stream only, nothing to compare it with: give a second file"
-_ONE_QUESTION = {
-    "checkpoint": "compare runs of one checkpoint",
-    "numerics": "each mode of the arithmetic has bits of its own: compare runs of one --numerics",
-    "prompt": "compare runs of one prompt (run --ids)",
-}
 _UNITS = {"best": "logit", "second": "logit"}
-_ACROSS_RANKS = ("step", "position", "id", "best", "second", "digest")
-_ACROSS_FILES = ("step", "position", "id", "best", "second", "logits_digest")
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,135 +120,3 @@ def _rank_of(file: Artifact, group: str) -> int:
     if not (digits.isascii() and digits.isdecimal() and len(digits) <= 4):
         raise ArtifactError(f"{file.path}: {group}", got="no rank number", need="rank-00, ...")
     return int(digits)
-
-
-# -- comparison ----------------------------------------------------------------------------------
-
-
-def verify_ranks(files: Sequence[TokenFile]) -> list[Check]:
-    """Compare the ranks inside each file, then every file with the first one.
-
-    Raises: ArtifactError when files cannot be compared at all (another checkpoint, prompt or
-    arithmetic).
-    """
-    checks = [check for file in files for check in compare_ranks(file)]
-    if len(files) == 1 and files[0].tp == 1 and not any(c.status == "FAIL" for c in checks):
-        # That the one rank is recorded compares nothing: kept as a PASS it would carry the verdict.
-        return [not_run(f"{files[0].name}: streams equal", ONE_STREAM)]
-    for other in files[1:]:
-        checks += compare_files(files[0], other)
-    return checks
-
-
-def compare_ranks(file: TokenFile) -> list[Check]:
-    """Compare all ranks of one run, bit by bit."""
-    present = _present(file)
-    if present.status == "FAIL":
-        return [present]
-    first = file.ranks[0]
-    name = f"{file.name}: tokens and bits equal on all ranks"
-    if len(first) == 0:
-        return [present, failed(name, "no token: nothing to compare")]
-    if file.tp == 1:
-        return [present]
-    for rank in sorted(file.ranks)[1:]:
-        found = _divergence(first, file.ranks[rank], _ACROSS_RANKS, "rank 0", f"rank {rank}")
-        if found is not None:
-            return [present, failed(name, found)]
-    detail = f"{count_text(len(first), 'step')} on {file.tp} ranks: ids, logits, digests"
-    return [present, passed(name, detail)]
-
-
-def _present(file: TokenFile) -> Check:
-    name = f"{file.name}: every rank recorded"
-    missing = sorted(set(range(file.tp)) - set(file.ranks))
-    beyond = sorted(set(file.ranks) - set(range(file.tp)))
-    if missing or beyond or not file.ranks:
-        wrong = [
-            f"{word} {', '.join(map(str, ranks))}"
-            for word, ranks in (("missing", missing), ("unexpected", beyond))
-            if ranks
-        ]
-        return failed(name, f"of {count_text(file.tp, 'rank')}, {'; '.join(wrong)}")
-    return passed(name, f"{file.tp} of {file.tp}")
-
-
-def compare_files(left: TokenFile, right: TokenFile) -> list[Check]:
-    """Compare two runs of one prompt on one checkpoint, whatever their TP degrees.
-
-    Ids, logits and the digest of all logits have to be equal; the digest of all replicated results
-    too where both ran the same program. Raises: ArtifactError when they are not of one question.
-    """
-    _require_comparable(left, right)
-    name = f"{left.name} and {right.name}: same bits"
-    if 0 not in left.ranks or 0 not in right.ranks:
-        return [failed(name, "a file has no rank 0: nothing to compare")]
-    a, b = _global_rows(left), _global_rows(right)
-    if len(a) == 0 or len(b) == 0:
-        return [failed(name, "no token: nothing to compare")]
-    same_program = left.input("isa").content_sha256 == right.input("isa").content_sha256
-    fields = (*_ACROSS_FILES, "digest") if same_program else _ACROSS_FILES
-    found = _divergence(a, b, fields, left.name, right.name)
-    if found is not None:
-        return [failed(name, found)]
-    scope = "and of all replicated results" if same_program else "(other programs: only these)"
-    steps = f"{count_text(len(a), 'step')}, TP {left.tp} and {right.tp}"
-    detail = f"{steps}: ids, logits, digests of logits {scope}"
-    return [passed(name, detail)]
-
-
-def _require_comparable(left: TokenFile, right: TokenFile) -> None:
-    for what, hint in _ONE_QUESTION.items():
-        (need, need_text), (got, got_text) = (_question(file)[what] for file in (left, right))
-        if got != need:
-            raise ArtifactError(
-                f"{right.name}: {what}", got=got_text, need=f"{need_text}, as {left.name}",
-                hint=hint,
-            )  # fmt: skip
-
-
-def _question(file: TokenFile) -> dict[str, tuple[object, str]]:
-    """Return what two comparable runs have in common, each with its text: long prompts are cut."""
-    identity, numerics = file.input("checkpoint").content_sha256, file.params["numerics"]
-    return {
-        "checkpoint": (identity, f"{identity[:16]}.."),
-        "numerics": (numerics, shown(numerics)),
-        "prompt": (file.prompt, quoted(file.prompt)),
-    }
-
-
-def _global_rows(file: TokenFile) -> Columns:
-    """Return rank 0's rows with the digest of all ranks' logits."""
-    rows = file.ranks[0].copy()
-    for rank, other in file.ranks.items():
-        if rank and len(other) == len(rows):  # unequal lengths are a failure of their own
-            rows["logits_digest"] += other["logits_digest"]
-    return rows
-
-
-def _divergence(
-    a: Columns, b: Columns, fields: Sequence[str], name_a: str, name_b: str
-) -> str | None:
-    """Return where two streams first differ in any field, in words; None if nowhere."""
-    n_rows = min(len(a), len(b))
-    differs = {field: _bits(a[field][:n_rows]) != _bits(b[field][:n_rows]) for field in fields}
-    anywhere = np.logical_or.reduce(list(differs.values()))
-    if anywhere.any():
-        row = int(np.argmax(anywhere))
-        which = ", ".join(field for field in fields if differs[field][row])
-        sides = "; ".join(_side(rows[row], name) for rows, name in ((a, name_a), (b, name_b)))
-        note = "" if differs["id"][row] else " (equal ids, other bits)"
-        return f"first difference at step {a['step'][row]} in {which}{note}: {sides}"
-    if len(a) != len(b):
-        return f"{name_a} has {count_text(len(a), 'step')}, {name_b} {len(b)}; equal up to there"
-    return None
-
-
-def _bits(column: Columns) -> Columns:
-    """Return floats as their bits: a NaN equals itself and -0 is not +0 here."""
-    return column.view("<u4") if column.dtype.kind == "f" else column
-
-
-def _side(row: Any, name: str) -> str:
-    margin = float(row["best"]) - float(row["second"])
-    return f"{name} has id {row['id']} (logit {row['best']:.9g}, margin {margin:.3g})"

@@ -1,41 +1,157 @@
-"""`k3tool verify ranks`: compare the ranks of runs, and runs with each other."""
+"""`k3tool verify ranks`: compare the ranks of runs, and runs of any engine with each other."""
 
-from dataclasses import dataclass
+import math
+import os
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import click
 
-from k3tool.runtime.tokens import read_tokens, verify_ranks
+from k3tool.compare.differences import NEAR_TIE, Difference
+from k3tool.compare.ranks import Comparison, Terms, compare
+from k3tool.compare.records import Record, read_record
+from k3tool.errors import UnsoundError, UsageError
+from k3tool.tables import Column, Table
+from k3tool.terminal import print_table
+from k3tool.verdict import require
 from stages import options as common
 from stages.verify import shared
 
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """Which records to compare."""
+    """Which records to compare, and the margin below which a difference is a near tie."""
 
     files: tuple[Path, ...]
     strict: bool = False
+    near_tie: float = NEAR_TIE
 
 
-def run(options: Options) -> shared.Result:
-    """Make the checks. Raises: ArtifactError for damaged or unrelated inputs."""
-    checks = verify_ranks([read_tokens(path) for path in options.files])
-    return shared.result_of(checks, strict=options.strict)
+@dataclass(frozen=True, slots=True)
+class Result(shared.Result):
+    """The checks, what was read, and what differs."""
+
+    records: tuple[Record, ...]
+    found: Comparison
 
 
-@click.command("ranks", short_help="Compare ranks, and runs of any TP degree, bit by bit.")
+def run(options: Options) -> Result:
+    """Make the checks.
+
+    Raises: UsageError for a file given twice; ArtifactError for damaged or unrelated inputs.
+    """
+    _require_several(options.files)
+    records = tuple(read_record(path) for path in options.files)
+    found = compare(records, Terms(options.near_tie))
+    made = shared.result_of(found.checks, strict=options.strict)
+    return Result(made.checks, made.sound and found.verdict == "identical", records, found)
+
+
+def _require_several(files: Sequence[Path]) -> None:
+    """Refuse a file that comes twice: it equals itself, and nothing would have been compared."""
+    seen: dict[tuple[int, int], Path] = {}
+    for path in files:
+        try:
+            entry = os.stat(path)
+        except OSError:
+            continue  # the reader says what is wrong with it
+        first = seen.setdefault((entry.st_dev, entry.st_ino), path)
+        if first is not path:
+            got = "the same file" if first == path else f"the same file as {first}"
+            raise UsageError(str(path), got=got, need="each file once: it equals itself")
+
+
+# -- what is printed -----------------------------------------------------------------------------
+
+
+def stream_table(records: Sequence[Record]) -> Table:
+    """Return one row a record: kind, ranks, tokens, and what is known of the prompt."""
+    titles = ("stream", "kind", "ranks", "tokens", "prompt")
+    columns = [Column(title, "right" if title in ("ranks", "tokens") else "left")
+               for title in titles]  # fmt: skip
+    return Table(columns, [_row(record) for record in records])
+
+
+def _row(record: Record) -> list[str]:
+    n_tokens = sorted({len(rows) for rows in record.ranks.values()}) or [0]
+    tokens = str(n_tokens[0]) if len(n_tokens) == 1 else f"{n_tokens[0]}-{n_tokens[-1]}"
+    ranks = str(record.n_ranks) if record.n_ranks is not None else "-"
+    if record.n_ranks is None and "tp" in record.facts:
+        ranks = record.facts["tp"][1]
+    prompt = "unknown"
+    if "prompt_tokens" in record.facts:
+        which = "" if "prompt" in record.facts else ", unknown which"
+        prompt = f"{record.facts['prompt_tokens'][1]} ids{which}"
+    return [record.name, record.kind, ranks, tokens, prompt]
+
+
+def _json(result: Result, near_tie: float) -> dict[str, object]:
+    table = stream_table(result.records)
+    titles = [column.title for column in table.columns]
+    streams: list[dict[str, object]] = [
+        dict(zip(titles, row, strict=True)) for row in table.rows
+    ]  # fmt: skip
+    for stream, record in zip(streams, result.records, strict=True):
+        stream["tokens"] = {rank: len(rows) for rank, rows in record.ranks.items()}
+    return {
+        "streams": streams,
+        "verdict": result.found.verdict,
+        "near_tie": near_tie,
+        "differences": [_difference_json(each) for each in result.found.differences],
+        "majorities": [asdict(each) for each in result.found.majorities],
+    }
+
+
+def _difference_json(difference: Difference) -> dict[str, object]:
+    values = asdict(difference)
+    for side in (values["left"], values["right"]):
+        for name in ("logit", "margin"):  # JSON has no NaN
+            if side is not None and side[name] is not None and not math.isfinite(side[name]):
+                side[name] = None
+    return values
+
+
+def _show(result: Result) -> None:
+    print_table(stream_table(result.records))
+    click.echo()
+    for check in result.checks:
+        click.echo(shared.line(check))
+    for each in result.found.majorities:
+        click.echo(f"majority: {each.words()}")
+    click.echo(f"verdict: {result.found.verdict}")
+    click.echo(shared.total(result))
+
+
+@click.command("ranks", short_help="Compare ranks, and runs of any engine or TP degree.")
 @click.argument("files", type=common.PATH, nargs=-1, required=True)
+@click.option(
+    "--near-tie", type=common.Finite(min=0.0), metavar="LOGITS", default=NEAR_TIE,
+    show_default=True,
+    help="Call a difference a near tie where all known margins are at most this; it is a "
+    "difference all the same. The default is for binary32 and few layers: see docs/verify.md.",
+)  # fmt: skip
 @shared.strict()
 @common.as_json()
-def command(files: tuple[Path, ...], strict: bool, as_json: bool) -> None:
-    """Compare the ranks inside each tokens.h5, then every file with the first.
+def command(files: tuple[Path, ...], near_tie: float, strict: bool, as_json: bool) -> None:
+    """Compare the ranks inside each record of tokens, then every record with the first.
 
-    Files may be of any TP degree; they have to answer one prompt from one checkpoint. The first
-    difference is shown with step, ranks, ids and margins.
+    A record is a tokens.h5, the events of run --json, another engine's lines of JSON with token
+    ids, or plain ids; any number of them, mixed. Runs of ours are compared in all recorded bits, at
+    any TP degree; they have to answer one prompt from one checkpoint. The first difference is shown
+    with step, ranks, ids and margins, and called a near tie or real; a stream that only ends sooner
+    differs too. Of three or more, those that differ from most are named.
 
     \b
     Example:
       k3tool verify ranks tp1.h5 tp8.h5
+      k3tool verify ranks tokens.h5 events.jsonl other-engine.txt
     """
-    shared.report(run(Options(files, strict)), "ranks", strict=strict, as_json=as_json)
+    result = run(Options(files, strict, near_tie))
+    if as_json:
+        shared.show_json(result, _json(result, near_tie))
+    else:
+        _show(result)
+    require(result.checks, "ranks", strict=strict)
+    if not result.sound:
+        raise UnsoundError("ranks", got=result.found.verdict, need="identical")

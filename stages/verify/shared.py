@@ -37,8 +37,18 @@ def show_json(result: Result, more: Mapping[str, object] | None = None) -> None:
 def show_lines(result: Result) -> None:
     """Print one line per check and the total."""
     for check in result.checks:
-        click.echo(f"{check.status:<7} {check.name}: {check.detail}")
-    click.echo(f"{'PASS' if result.sound else 'FAIL'}: {summary(result.checks)}")
+        click.echo(line(check))
+    click.echo(total(result))
+
+
+def line(check: Check) -> str:
+    """Return a check as a line."""
+    return f"{check.status:<7} {check.name}: {check.detail}"
+
+
+def total(result: Result) -> str:
+    """Return the last line: the verdict and how many checks passed, failed or were not run."""
+    return f"{'PASS' if result.sound else 'FAIL'}: {summary(result.checks)}"
 
 
 def report(result: Result, what: str, *, strict: bool, as_json: bool) -> None:

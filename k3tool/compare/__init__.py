@@ -1,0 +1,1 @@
+"""Comparing what runs gave: token streams and logits, ours and other engines'."""
