@@ -1,0 +1,217 @@
+"""The model's message format: a conversation to token ids, and answers back to channels.
+
+    open tag   <|open|> name ( key=" value ")* <|sep|>     close tag   <|close|> name <|sep|>
+    message    open(message, role[, name]) body close(message) <|end_of_msg|>
+
+The words with bars are control tokens, by id. Every other piece (name, ` key`, `="`, value, `"`,
+body) is encoded by itself, so no token crosses two of them, and no body can end a message. An
+assistant's body is a think channel and a response channel; the prompt ends with the next message
+and its first channel open. Tools and images have forms of their own that are not written here.
+Source: k3_spec E.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from k3tool.checkpoint.json_text import json_fault, json_kind, parse_json
+from k3tool.errors import UsageError, quoted
+from k3tool.text.tokenizer import Tokenizer
+
+OPEN, CLOSE, SEP, END_OF_MESSAGE = "<|open|>", "<|close|>", "<|sep|>", "<|end_of_msg|>"
+THINK, RESPONSE = "think", "response"
+EFFORTS = ("low", "high", "max")  # what the model takes; its own sentence names one more
+NO_THINKING = "off"
+DEFAULT_EFFORT = "max"  # of the release's own processor
+# The model was trained on this sentence: a constant of the protocol.
+_EFFORT_BODY = (
+    "`thinking_effort` guides on how much to think in your thinking channel (not including the "
+    "response channel), supported values include `low`, `medium`, `high`, and `max`.\n"
+    "Now the system is invoked with `thinking_effort={}`."
+)
+ROLES = ("system", "user", "assistant")
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """One message; `reasoning` is an assistant's, what its think channel held."""
+
+    role: str
+    content: str
+    reasoning: str = ""
+    name: str | None = None
+
+
+class Control(NamedTuple):
+    """A control token as a piece of a conversation; any other piece is text."""
+
+    name: str
+
+
+Piece = Control | str
+
+
+def chat_ids(
+    tokenizer: Tokenizer, messages: Sequence[Message], effort: str = DEFAULT_EFFORT
+) -> list[int]:
+    """Return the ids of a conversation up to the assistant's next channel.
+
+    `effort` is one of EFFORTS, or NO_THINKING: then there is no think channel anywhere.
+    Raises: ArtifactError where the tokenizer lacks one of the format's control tokens.
+    """
+    ids: list[int] = []
+    for piece in pieces(messages, effort):
+        if isinstance(piece, Control):
+            ids.append(tokenizer.control_id(piece.name))
+        else:
+            ids += tokenizer.encode(piece)
+    return ids
+
+
+def pieces(messages: Sequence[Message], effort: str) -> Iterator[Piece]:
+    """Yield a conversation piece by piece. Raises: UsageError for an effort that is none."""
+    if effort not in (*EFFORTS, NO_THINKING):
+        need = " or ".join((*EFFORTS, NO_THINKING))
+        raise UsageError("--thinking", got=quoted(effort), need=need)
+    is_thinking = effort != NO_THINKING
+    if is_thinking:
+        yield from _open("message", role="system", type="thinking-effort")
+        yield _EFFORT_BODY.format(effort)
+        yield from _end()
+    for message in messages:
+        named = {} if message.name is None else {"name": message.name}
+        yield from _open("message", role=message.role, **named)
+        if message.role == "assistant":
+            if is_thinking:
+                yield from _channel(THINK, message.reasoning)
+            yield from _channel(RESPONSE, message.content)
+        else:
+            yield message.content
+        yield from _end()
+    yield from _open("message", role="assistant")
+    yield from _open(first_channel(effort))
+
+
+def first_channel(effort: str) -> str:
+    """Return the channel that an answer begins in."""
+    return RESPONSE if effort == NO_THINKING else THINK
+
+
+def _open(tag: str, **attributes: str) -> Iterator[Piece]:
+    yield Control(OPEN)
+    yield tag
+    for key, value in attributes.items():
+        yield f" {key}"
+        yield '="'
+        yield value.replace("&", "&amp;").replace('"', "&quot;")
+        yield '"'
+    yield Control(SEP)
+
+
+def _close(tag: str) -> Iterator[Piece]:
+    yield from (Control(CLOSE), tag, Control(SEP))
+
+
+def _end() -> Iterator[Piece]:
+    yield from _close("message")
+    yield Control(END_OF_MESSAGE)
+
+
+def _channel(tag: str, body: str) -> Iterator[Piece]:
+    yield from _open(tag)
+    yield body
+    yield from _close(tag)
+
+
+# -- answers -----------------------------------------------------------------------------------
+
+
+class ChannelReader:
+    """Say of each token of an answer which channel its bytes belong to.
+
+    A tag's own words belong to none. A channel that closes leaves the one around it, "" where there
+    is none; what a model says there is no answer.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, first: str = THINK) -> None:
+        """Begin inside `first`, which the prompt has opened."""
+        self._tokenizer = tokenizer
+        self._open: list[str] = [first]
+        self._tag: bytes | None = None  # the words of a tag so far
+        self._is_closing = False
+
+    @property
+    def channel(self) -> str:
+        """Return the channel that the next text belongs to."""
+        return self._open[-1] if self._open else ""
+
+    def feed(self, token: int) -> tuple[str, bytes]:
+        """Take a token; return its channel and its bytes in it, none for a part of a tag."""
+        name = self._tokenizer.control_tokens.get(token)
+        if name in (OPEN, CLOSE):
+            self._tag, self._is_closing = b"", name == CLOSE
+        elif name == SEP and self._tag is not None:
+            self._end_tag(self._tag)
+            self._tag = None
+        elif name is None and self._tag is not None:
+            self._tag += self._tokenizer.token_bytes(token)
+        elif name is None:
+            return self.channel, self._tokenizer.token_bytes(token)
+        return self.channel, b""
+
+    def _end_tag(self, words: bytes) -> None:
+        tag = words.decode("utf-8", "replace").split(" ")[0]
+        if not self._is_closing:
+            self._open.append(tag)
+        elif tag in self._open:
+            while self._open.pop() != tag:
+                pass  # what was left open inside ends with it
+
+
+# -- conversations from outside ----------------------------------------------------------------
+
+
+def read_history(path: Path, raw: bytes) -> list[Message]:
+    """Return the messages of a file with one JSON object a line.
+
+    Raises: UsageError naming the line.
+    """
+    messages = []
+    for number, line in enumerate(raw.split(b"\n"), 1):
+        if line.strip():
+            where = f"--history: {path}: line {number}"
+            try:
+                value = parse_json(line)
+            except ValueError as error:
+                raise UsageError(where, got=json_fault(error), need="a message as JSON") from None
+            messages.append(message_of(value, where))
+    if not messages:
+        raise UsageError(f"--history: {path}", got="no message", need="one a line")
+    return messages
+
+
+def message_of(value: Any, where: str) -> Message:
+    """Return a message of `role`, `content` and, where they are, `reasoning` and `name`.
+
+    Raises: UsageError naming the field.
+    """
+    if not isinstance(value, dict):
+        raise UsageError(where, got=json_kind(value), need="a JSON object")
+    fields = {"reasoning" if key == "reasoning_content" else key: value[key] for key in value}
+    unknown = sorted(set(fields) - {"role", "content", "reasoning", "name"})
+    if unknown:
+        need = "role, content, reasoning or name (tools are not written)"
+        raise UsageError(where, got=f"a field {quoted(unknown[0])}", need=need)
+    if fields.get("role") not in ROLES:
+        raise UsageError(f"{where}: role", got=quoted(fields.get("role")), need=" or ".join(ROLES))
+    if not isinstance(fields.get("content"), str):
+        raise UsageError(f"{where}: content", got=quoted(fields.get("content")), need="text")
+    for key in ("reasoning", "name"):
+        if fields.get(key) is not None and not isinstance(fields[key], str):
+            raise UsageError(f"{where}: {key}", got=quoted(fields[key]), need="text")
+    if fields.get("reasoning") and fields["role"] != "assistant":
+        raise UsageError(f"{where}: reasoning", got=f"a {fields['role']}'s", need="an assistant's")
+    return Message(
+        fields["role"], fields["content"], fields.get("reasoning") or "", fields.get("name")
+    )
