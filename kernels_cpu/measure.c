@@ -3,11 +3,12 @@
  *   read STREAMS AHEAD                  STREAMS 1 or 4, AHEAD 0 or 1 (software prefetch)
  *   fma                                 fused multiply-adds of the quickest set, in registers
  *   pairs SET                           the same by products of bf16 pairs; "none" where the set's leaves use none
+ *   barrier ROUNDS                      all threads meet so many times, by one counter and one word that they watch
  *   gemv SET KIND MODE K BLOCKS         SET a leaf set or "double"; KIND bf16 or mxfp4; MODE f32 or bf16
  *   check SET KIND MODE K BLOCKS        the same on the first rows, against the scalar leaves
  *
  * The first line on stdout is "ready THREADS BYTES HUGE_BYTES SET" (memory, how much of it lies in huge pages, the
- * quickest set). Answers: "SECONDS BYTES", for fma and pairs "SECONDS FUSED", for check the number of values that differ, or "error WHY".
+ * quickest set). Answers: "SECONDS BYTES", for fma and pairs "SECONDS FUSED", for barrier "SECONDS ROUNDS", for check the number of values that differ, or "error WHY".
  *
  * All commands walk the same memory, each thread its own contiguous part, so that only the work differs. Between
  * commands all threads sleep: another process may be measured meanwhile. Outputs go to a tile that stays in cache,
@@ -33,10 +34,13 @@
 #define K3_MEASURE_ROUNDS 4000000u /* of fma: some 15 ms */
 #define K3_MEASURE_MAX_K 65536u
 #define K3_MEASURE_MAX_THREADS 1024u
+#define K3_MEASURE_MAX_ROUNDS 4000000u
+#define K3_MEASURE_PAUSES 300u /* before a thread gives its core away: a core for each may not be there */
 
 typedef struct Job {
     const K3Bodies *set; /* 0: the peer's order */
     const K3MeasureLoops *loops;
+    uint32_t rounds; /* of a barrier, else 0 */
     int is_read, is_fma, is_pairs, ahead, is_mxfp4, is_rounded;
     uint32_t n_streams, K, n_blocks;
 } Job;
@@ -61,6 +65,8 @@ struct Bench {
     Job job;
     Thread thread[K3_MEASURE_MAX_THREADS];
     pthread_barrier_t start, end;
+    _Alignas(64) uint32_t arrived;
+    _Alignas(64) uint32_t met;
 };
 
 /* ---- one thread's part ------------------------------------------------------------------------------ */
@@ -95,11 +101,27 @@ static uint64_t run_rows(const Bench *b, const Job *j, uint32_t thread, uint64_t
     return n * row_bytes(j);
 }
 
+/* The last to arrive begins the next round. Returns the rounds of thread 0, so that the sum is theirs. */
+static uint64_t meet(Bench *b, uint32_t thread) {
+    for (uint32_t round = 0; round < b->job.rounds; round++) {
+        if (__atomic_add_fetch(&b->arrived, 1u, __ATOMIC_ACQ_REL) == b->n_threads) {
+            __atomic_store_n(&b->arrived, 0u, __ATOMIC_RELAXED);
+            __atomic_store_n(&b->met, round + 1u, __ATOMIC_RELEASE);
+        }
+        for (uint32_t idle = 0; __atomic_load_n(&b->met, __ATOMIC_ACQUIRE) == round; idle++) {
+            if (idle < K3_MEASURE_PAUSES) __builtin_ia32_pause();
+            else sched_yield();
+        }
+    }
+    return thread == 0 ? b->job.rounds : 0;
+}
+
 static void run_part(Thread *t) {
-    const Bench *b = t->bench;
+    Bench *b = t->bench;
     const uint64_t part = b->bytes / b->n_threads / 4096u * 4096u;
     t->bytes = part;
-    if (b->job.is_fma || b->job.is_pairs) {
+    if (b->job.rounds > 0) t->bytes = meet(b, t->index);
+    else if (b->job.is_fma || b->job.is_pairs) {
         float sum = 0.0f;
         t->bytes = (b->job.is_pairs ? b->job.set->pairs : b->job.loops->fma)(K3_MEASURE_ROUNDS, &sum);
         t->sink += k3_f32_to_bits(sum);
@@ -235,13 +257,19 @@ static int parse_pairs(Job *job, const char *line) {
     return job->is_pairs = 1;
 }
 
+/* Reads the argument of barrier; returns 0 where it is none. Nobody runs: the last round's mark can be taken back. */
+static int parse_barrier(Bench *b, const char *line) {
+    b->met = 0;
+    return sscanf(line, "barrier %u", &b->job.rounds) == 1 && b->job.rounds > 0 && b->job.rounds <= K3_MEASURE_MAX_ROUNDS;
+}
+
 static void answer(Bench *b, const char *line) {
     uint64_t bytes;
     Job *job = &b->job;
     *job = (Job){.is_read = 1, .loops = loops_of(k3_bodies_here(0)->name)};
     const int is_read = sscanf(line, "read %u %d", &job->n_streams, &job->ahead) == 2 && (job->n_streams == 1u || job->n_streams == 4u);
     job->is_fma = strcmp(line, "fma") == 0;
-    if (!is_read && !job->is_fma && !parse_pairs(job, line) && !parse_product(job, line)) {
+    if (!is_read && !job->is_fma && !parse_barrier(b, line) && !parse_pairs(job, line) && !parse_product(job, line)) {
         printf("error not a command: %s\n", line);
     } else if (job->is_pairs && job->set->pairs == NULL) {
         printf("none\n");

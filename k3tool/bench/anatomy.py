@@ -128,12 +128,16 @@ class Anatomy(NamedTuple):
 
 
 def packet_bytes(
-    packets: Array, tensors: Sequence[Tensor], position: int, n_tokens: int = 1
+    packets: Array,
+    tensors: Sequence[Tensor],
+    position: int,
+    n_tokens: int = 1,
+    n_sequences: int = 1,
 ) -> Array:
     """Return the bytes that each packet of a step moves, (P,) i8; a tensor counts once.
 
-    `position` is the last token's: an attention reads the latents up to it. Of experts as many
-    count as `n_tokens` tokens can choose.
+    `position` is the last token's: an attention reads the latents up to it, of every sequence. Of
+    experts as many count as `n_tokens` tokens can choose.
     """
     seen: set[int] = set()
     moved = np.zeros(len(packets), np.int64)
@@ -150,16 +154,17 @@ def packet_bytes(
                 moved[index] += weight_traffic(spec.op, tensor, top_k, n_tokens)
             elif operand.role == "state":
                 in_place = spec.output.name == operand.name
-                moved[index] += _state_bytes(tensors[handle], in_place, position, n_tokens)
+                rows = n_tokens if in_place else n_sequences * (position + 1)
+                moved[index] += _state_bytes(tensors[handle], in_place, rows)
     return moved
 
 
-def _state_bytes(tensor: Tensor, in_place: bool, position: int, n_tokens: int) -> int:
-    """Return the bytes of a state that a step moves; of a latent cache only what is filled."""
+def _state_bytes(tensor: Tensor, in_place: bool, n_rows: int) -> int:
+    """Return the bytes of a state that a step moves; `n_rows` of a latent cache are touched."""
     pages, rows, *rest = tensor.local
     if rest and rows == PAGE_TOKENS and not in_place:
-        return tensor.n_bytes * (position + 1) // (pages * rows)
-    return state_traffic(tensor, in_place, n_tokens)
+        return tensor.n_bytes * n_rows // (pages * rows)
+    return state_traffic(tensor, in_place, n_rows)
 
 
 def anatomy(

@@ -86,8 +86,7 @@ def bench_decode(options: Options) -> BenchReport:
 
     Raises: UsageError for a mode that is not there or a context that does not fit; as `run` else.
     """
-    if options.numerics not in MODES:
-        raise UsageError("--numerics", got=options.numerics, need=" or ".join(MODES))
+    check_mode(options.numerics)
     with Probe(options.threads) as probe:
         decode = prepare(options, probe.threads, n_prompt=1, context=options.context)
         way = probe.choose_read()
@@ -100,13 +99,19 @@ def bench_decode(options: Options) -> BenchReport:
             return seen[-1].n_bytes / seen[-1].wall
 
         reading = interleave(probe.read, decode_rate, options.repeats, warm_up=1)
-        prefilling, chunks, bounds = _prefill_beside(options, probe, decode)
+        prefilling, chunks, bounds = prefill_beside(options, probe, decode)
     report = _report(options, decode.launch, way, reading, prefilling, middle(seen[1:]))
     report = with_attention(report, options.context, decode.attention, seen[1:], reading, peaks[1:])
     return with_prefill(report, options, chunks, bounds)
 
 
-def _prefill_beside(
+def check_mode(mode: str) -> None:
+    """Refuse what is no mode of the arithmetic contract. Raises: UsageError."""
+    if mode not in MODES:
+        raise UsageError("--numerics", got=mode, need=" or ".join(MODES))
+
+
+def prefill_beside(
     options: Options, probe: Probe, decode: Prepared
 ) -> tuple[Paired, list[Anatomy], list[Peaks]]:
     """Measure tokens a second of decode and prefill in turn, each chunk with the peaks beside it.

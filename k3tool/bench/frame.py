@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from k3tool.bench.baseline import cpu_model
 from k3tool.tables import Column, Table
 
 
@@ -181,11 +182,5 @@ def run_child(arguments: Sequence[str], stdout: int) -> ChildRun:
 
 def machine_line() -> str:
     """Return what the numbers depend on: CPU, how many, how busy it was at the end."""
-    model = "unknown CPU"
-    with open("/proc/cpuinfo") as file:
-        for line in file:
-            if line.startswith("model name"):
-                model = line.split(":", 1)[1].strip()
-                break
     load = ", ".join(f"{value:.1f}" for value in os.getloadavg())
-    return f"machine: {model}, {os.cpu_count()} CPUs, load {load}"
+    return f"machine: {cpu_model()}, {os.cpu_count()} CPUs, load {load}"

@@ -21,7 +21,7 @@ Array = npt.NDArray[Any]
 _KEY_HALF = frozenset({Op.MLA_QLAT, Op.MLA_QUERY})  # of kv_b; the others that name it: values
 _VALUE_HALF = frozenset({Op.MLA_UV, Op.MLA_UV_GATE, Op.MLA_MERGE})
 _DELTA_STATE = "s"  # the operand's name in every op of the delta rule
-_DELTA = 6  # operations an element of it and token
+DELTA_OPERATIONS = 6  # an element of it and token
 
 
 def packet_operations(
@@ -49,7 +49,7 @@ def packet_operations(
                 found[index, 0] += tokens * on_f32
                 found[index, is_pairs] += tokens * on_rows
             elif operand.role == "state" and operand.name == _DELTA_STATE:
-                found[index, 0] += _DELTA * n_tokens * int(np.prod(tensor.local[1:]))
+                found[index, 0] += DELTA_OPERATIONS * n_tokens * int(np.prod(tensor.local[1:]))
         found[index, 0] += reach * attention_work(packets[index : index + 1], 0).operations
     return found
 

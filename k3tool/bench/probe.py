@@ -61,7 +61,7 @@ class Probe:
 
     def __init__(self, threads: int | None = None, n_bytes: int | None = None) -> None:
         """Start the child and wait until it has filled its memory."""
-        self.threads = threads or len(os.sched_getaffinity(0))
+        self.threads = threads or self.default_threads()
         self.n_bytes = n_bytes or max(LEAST_BYTES, CACHES * last_level_cache_bytes())
         self.interpreter = load()
         self._way = READ_WAYS[0]
@@ -77,6 +77,11 @@ class Probe:
             raise
         self.huge_share = int(said[3]) / int(said[2])
         self.auto = said[4]
+
+    @staticmethod
+    def default_threads() -> int:
+        """Return one thread a CPU that this process may use."""
+        return len(os.sched_getaffinity(0))
 
     def __enter__(self) -> "Probe":
         """Return the running child."""
@@ -120,6 +125,10 @@ class Probe:
         check_leaves(self.interpreter, leaves)
         said = self._tell(f"pairs {leaves}")
         return None if said == "none" else 2 * self._rate_of(said)
+
+    def barrier(self, rounds: int) -> float:
+        """Return the seconds of one round of a plain barrier of all threads."""
+        return 1 / self._rate(f"barrier {rounds}")
 
     def product(self, leaves: str, product: Product, mode: str) -> float:
         """Return the rate of one pass over the memory's rows, in bytes of weights.

@@ -12,9 +12,12 @@ from stages.bench import (
     chain,
     decode,
     gemv,
+    handoff,
     inspect_checkpoint,
     io,
     long_run,
+    prefill,
+    roofline,
     shard,
     simulate,
 )
@@ -24,7 +27,10 @@ SUBCOMMANDS = (
     simulate.command,
     inspect_checkpoint.command,
     shard.command,
+    roofline.command,
     decode.command,
+    prefill.command,
+    handoff.command,
     gemv.command,
     io.command,
     cache.command,
@@ -41,7 +47,10 @@ def command() -> None:
     Example:
       k3tool bench chain plan.h5
       k3tool bench simulate isa.h5 --seeds 8
+      k3tool bench roofline config.json --tp 8 --device MI355X
       k3tool bench decode CKPT
+      k3tool bench prefill CKPT
+      k3tool bench handoff
       k3tool bench gemv
       k3tool bench inspect --values
       k3tool bench shard --folder /mnt/nvme

@@ -54,10 +54,11 @@ def run(options: Options) -> "BenchReport":
 @common.numerics(default="f32")
 @click.option("--cache", type=common.PATH, help="As of run.")
 @shared.strict_option()
+@shared.baseline_option()
 @common.as_json()
 def command(source: Path | None, shards: tuple[Path, ...], count: int, ids: str, gen: int,
             repeats: int, tp: int, numerics: str, cache: Path | None, strict: bool,
-            as_json: bool) -> None:  # fmt: skip
+            as_json: bool, baseline: Path | None) -> None:  # fmt: skip
     """Run one model in budgets from the least to all of its weights: bits, peaks, rates.
 
     SOURCE is a checkpoint or a shards folder; its files are dropped from the page cache.
@@ -70,7 +71,9 @@ def command(source: Path | None, shards: tuple[Path, ...], count: int, ids: str,
     from k3tool.runtime.options import parse_ids
 
     first, *beside = common.folders_of(source, shards)
-    report = run(
-        Options(first, count, parse_ids(ids), gen, tp, numerics, cache, tuple(beside), repeats)
+    options = Options(
+        first, count, parse_ids(ids), gen, tp, numerics, cache, tuple(beside), repeats
     )
-    shared.show(report, strict=strict, as_json=as_json)
+    shared.measure(
+        "budgets", lambda: run(options), strict=strict, as_json=as_json, baseline=baseline
+    )

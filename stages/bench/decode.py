@@ -1,5 +1,6 @@
 """`k3tool bench decode`: a token's time against the reading of its bytes, and where it went."""
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -41,8 +42,9 @@ def run(options: "Options") -> "BenchReport":
               help="As of run; auto copies wherever there is room.")  # fmt: skip
 @shared.repeats_option()
 @shared.strict_option()
+@shared.baseline_option()
 @common.as_json()
-def command(strict: bool, as_json: bool, **given: Any) -> None:
+def command(strict: bool, as_json: bool, baseline: Path | None, **given: Any) -> None:
     """Measure resident decode as a share of read bandwidth, and prefill against decode.
 
     The weights stay in memory, copied or as mapped; both are measured in turn on the same threads.
@@ -56,4 +58,6 @@ def command(strict: bool, as_json: bool, **given: Any) -> None:
     """
     from k3tool.bench.decode import Options
 
-    shared.show(run(Options(**given)), strict=strict, as_json=as_json)
+    shared.measure(
+        "decode", lambda: run(Options(**given)), strict=strict, as_json=as_json, baseline=baseline
+    )

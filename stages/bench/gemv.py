@@ -1,6 +1,7 @@
 """`k3tool bench gemv`: products of weights and one token against the memory's read bandwidth."""
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
@@ -42,6 +43,7 @@ def run(options: Options) -> "BenchReport":
               help="Default: one a CPU this process may use.")  # fmt: skip
 @shared.repeats_option()
 @shared.strict_option()
+@shared.baseline_option()
 @common.as_json()
 def command(
     leaves: str,
@@ -50,6 +52,7 @@ def command(
     repeats: int,
     strict: bool,
     as_json: bool,
+    baseline: Path | None,
 ) -> None:
     """Measure the matrix kernels as a share of the memory's read bandwidth.
 
@@ -61,4 +64,5 @@ def command(
       k3tool bench gemv
       k3tool bench gemv --leaves avx2 --numerics f32 --json
     """
-    shared.show(run(Options(leaves, modes, threads, repeats)), strict=strict, as_json=as_json)
+    options = Options(leaves, modes, threads, repeats)
+    shared.measure("gemv", lambda: run(options), strict=strict, as_json=as_json, baseline=baseline)

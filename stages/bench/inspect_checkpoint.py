@@ -83,6 +83,7 @@ def _measure(opts: Options, checkpoints: Mapping[str, Path]) -> "BenchReport":
 @click.option("--cold", is_flag=True, help="Read from disk instead of the page cache.")
 @shared.repeats_option()
 @shared.strict_option()
+@shared.baseline_option()
 @common.as_json()
 def command(
     checkpoint: Path | None,
@@ -93,6 +94,7 @@ def command(
     repeats: int,
     strict: bool,
     as_json: bool,
+    baseline: Path | None,
 ) -> None:
     """Measure inspect against stock safetensors, or its look at every value against read(2).
 
@@ -106,4 +108,5 @@ def command(
       k3tool bench inspect --values --cold
     """
     opts = Options(checkpoint, values, layers, jobs, cold, repeats)
-    shared.show(run(opts), strict=strict, as_json=as_json)
+    name = "inspect --values" if values else "inspect"
+    shared.measure(name, lambda: run(opts), strict=strict, as_json=as_json, baseline=baseline)

@@ -41,9 +41,10 @@ def run(options: Options) -> "BenchReport":
 @click.option("--cache", type=common.PATH, help="As of run.")
 @click.option("--no-stalls", is_flag=True, help="Let workers run as they can.")
 @shared.strict_option()
+@shared.baseline_option()
 @common.as_json()
 def command(source: Path, tp: int, gen: int, cache: Path | None, no_stalls: bool, strict: bool,
-            as_json: bool) -> None:  # fmt: skip
+            as_json: bool, baseline: Path | None) -> None:  # fmt: skip
     """Generate many tokens at many ranks whose workers stop at random: drift, leak, hang.
 
     SOURCE is a small checkpoint: what is tried is the hand-offs, not the weights. It builds an
@@ -53,5 +54,5 @@ def command(source: Path, tp: int, gen: int, cache: Path | None, no_stalls: bool
     Example:
       k3tool bench long CKPT --tp 8 --gen 2000 --strict
     """
-    report = run(Options(source, tp, gen, cache, not no_stalls))
-    shared.show(report, strict=strict, as_json=as_json)
+    options = Options(source, tp, gen, cache, not no_stalls)
+    shared.measure("long", lambda: run(options), strict=strict, as_json=as_json, baseline=baseline)

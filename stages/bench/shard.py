@@ -52,6 +52,7 @@ def run(options: Options) -> "BenchReport":
     help="Runs of each side.",
 )  # fmt: skip
 @shared.strict_option()
+@shared.baseline_option()
 @common.as_json()
 def command(
     folder: Path,
@@ -61,6 +62,7 @@ def command(
     repeats: int,
     strict: bool,
     as_json: bool,
+    baseline: Path | None,
 ) -> None:
     """Measure shard against cp with fsync, in bytes written a second on one disk.
 
@@ -70,5 +72,5 @@ def command(
     Example:
       k3tool bench shard --folder /mnt/nvme --size 16
     """
-    report = run(Options(folder, int(size * 1e9), tp, jobs, repeats))
-    shared.show(report, strict=strict, as_json=as_json)
+    options = Options(folder, int(size * 1e9), tp, jobs, repeats)
+    shared.measure("shard", lambda: run(options), strict=strict, as_json=as_json, baseline=baseline)

@@ -1,7 +1,8 @@
 """Options and output that several subcommands of bench share."""
 
 import json
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
@@ -61,15 +62,66 @@ def strict_option() -> common.Decorator:
     return click.option("--strict", is_flag=True, help="Exit code 4 if a limit is missed.")
 
 
-def show(report: "BenchReport", *, strict: bool, as_json: bool) -> None:
-    """Print a measurement.
+def baseline_option() -> common.Decorator:
+    """Return `--baseline`."""
+    return click.option(
+        "--baseline", type=common.PATH, metavar="FILE",
+        help="Compare with what --json printed earlier, with the same settings on this machine.",
+    )  # fmt: skip
 
-    Raises: UnsoundError under `strict` if one of its limits is missed, or they were not judged.
+
+# Parameters that say how often something is measured and what becomes of the numbers, not what.
+_NO_SETTINGS = frozenset(
+    {"strict", "as_json", "baseline", "repeats", "cache", "chrome_trace", "report", "against"}
+)
+
+
+def settings() -> dict[str, object]:
+    """Return what this command was asked to measure: its parameters as plain values."""
+
+    def plain(value: object) -> object:
+        if isinstance(value, Path):
+            return str(value.absolute())
+        return [plain(one) for one in value] if isinstance(value, tuple) else value
+
+    params = click.get_current_context().params
+    return {name: plain(value) for name, value in params.items() if name not in _NO_SETTINGS}
+
+
+def measure(
+    name: str,
+    run: Callable[[], "BenchReport"],
+    *,
+    strict: bool,
+    as_json: bool,
+    baseline: Path | None,
+) -> "BenchReport":
+    """Measure and print; compare with an earlier measurement, which is looked at first.
+
+    Raises: ArtifactError for a baseline of something else; UnsoundError under `strict` if a limit
+    is missed, or limits were not judged.
     """
-    click.echo(json.dumps(report.as_dict(), indent=1) if as_json else "\n".join(report.lines()))
-    if strict and report.not_judged:
+    from k3tool.bench.baseline import change_lines, compare, machine, read_baseline
+
+    what = {"bench": name, "machine": machine(), "settings": settings()}
+    before = None if baseline is None else read_baseline(baseline, what)
+    report = run()
+    said = report.as_dict() | what
+    lines = list(report.lines())
+    if baseline is not None and before is not None:
+        changes = compare(baseline, before, said["measured"])
+        said["against"] = [change._asdict() for change in changes]
+        lines += ["", *change_lines(changes)]
+    click.echo(json.dumps(said, indent=1) if as_json else "\n".join(lines))
+    if strict:
+        _require_limits(report)
+    return report
+
+
+def _require_limits(report: "BenchReport") -> None:
+    if report.not_judged:
         raise UnsoundError(f"bench {report.name}", got=report.not_judged, need="judged limits")
     for limit in report.limits:
-        if strict and not limit.is_held:
+        if not limit.is_held:
             got = f"{limit.value:.3g}"
             raise UnsoundError(f"bench {report.name}: {limit.name}", got=got, need=limit.bound)

@@ -1,0 +1,115 @@
+"""Compare a measurement with an earlier one of the same thing on the same machine.
+
+The earlier one is what `--json` printed then. Another benchmark, other settings or another machine
+are refused: their numbers would be compared as if they meant something. The two did not run in
+turn, so what else the machine did then and now is in the result; `bench decode --against` runs two
+interpreters in turn.
+"""
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from k3tool.checkpoint.regular_file import read_regular
+from k3tool.errors import ArtifactError, quoted
+from k3tool.tables import Column, Table
+
+_NUMBERS = ("median", "least", "most")
+_SAME = ("bench", "machine", "settings")
+
+
+class Change(NamedTuple):
+    """One measured value then and now. `is_apart`: the runs' ends do not overlap."""
+
+    name: str
+    before: float
+    now: float
+    ratio: float
+    is_apart: bool
+
+
+def machine() -> dict[str, Any]:
+    """Return what has to be equal for two measurements to be comparable."""
+    return {"cpu": cpu_model(), "cpus": len(os.sched_getaffinity(0))}
+
+
+def cpu_model() -> str:
+    """Return the CPU's name as the system gives it."""
+    with open("/proc/cpuinfo") as file:
+        for line in file:
+            if line.startswith("model name"):
+                return line.split(":", 1)[1].strip()
+    return "unknown CPU"
+
+
+def read_baseline(path: Path, now: Mapping[str, Any]) -> dict[str, Any]:
+    """Return an earlier measurement; `now` says what is about to be measured, by the names of
+    `_SAME`.
+
+    Raises: ArtifactError where the file is none, or of something else.
+    """
+    need = f"what bench {now['bench']} --json printed"
+    try:
+        found = json.loads(read_regular(path, "an earlier measurement"))
+    except (ValueError, RecursionError):
+        raise ArtifactError(str(path), got="no JSON", need=need) from None
+    if not isinstance(found, dict) or not _is_measured(found.get("measured")):
+        raise ArtifactError(str(path), got="no measured values", need=need)
+    for name in _SAME:
+        _require_same(path, name, found.get(name), now[name])
+    return found
+
+
+def _is_measured(rows: object) -> bool:
+    return isinstance(rows, list) and all(
+        isinstance(row, dict)
+        and isinstance(row.get("name"), str)
+        and all(isinstance(row.get(name), int | float) for name in _NUMBERS)
+        for row in rows
+    )
+
+
+def _require_same(path: Path, name: str, got: object, need: object) -> None:
+    """Refuse another value, naming the first field of it that differs."""
+    if isinstance(got, dict) and isinstance(need, dict):
+        for key in sorted(got.keys() | need.keys()):
+            _require_same(path, f"{name}.{key}", got.get(key), need.get(key))
+    elif got != need:
+        hint = "measure that again with these settings, or compare with another file"
+        raise ArtifactError(f"{path}: {name}", got=quoted(got), need=quoted(need), hint=hint)
+
+
+def compare(
+    path: Path, before: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]
+) -> list[Change]:
+    """Return each measured value beside the earlier one.
+
+    Raises: ArtifactError where the earlier measurement has other values.
+    """
+    old = before["measured"]
+    names = [row["name"] for row in rows]
+    if [row["name"] for row in old] != names:
+        got = f"{len(old)} values of other names"
+        raise ArtifactError(f"{path}: measured", got=got, need=f"the {len(names)} measured here")
+    return [
+        Change(
+            row["name"], was["median"], row["median"],
+            row["median"] / was["median"] if was["median"] else float("nan"),
+            row["most"] < was["least"] or was["most"] < row["least"],
+        )
+        for row, was in zip(rows, old, strict=True)
+    ]  # fmt: skip
+
+
+def change_lines(changes: Sequence[Change]) -> list[str]:
+    """Return the comparison as a table."""
+    columns = [Column("against the baseline", "left"), Column("before"), Column("now"),
+               Column("now / before"), Column("spreads", "left")]  # fmt: skip
+    rows = [
+        (c.name, f"{c.before:.3g}", f"{c.now:.3g}", f"{c.ratio:.3f}",
+         "apart" if c.is_apart else "overlap")
+        for c in changes
+    ]  # fmt: skip
+    return Table(columns, rows).text_lines()

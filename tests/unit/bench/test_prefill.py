@@ -1,0 +1,50 @@
+"""bench prefill: every chunk against decode and both limits of the machine."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from k3tool.bench import prefill
+from k3tool.bench.decode import Options
+from k3tool.bench.prefill import bench_prefill
+from k3tool.bench.probe import Probe
+from k3tool.errors import UsageError
+
+
+@pytest.fixture
+def small_probe(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Measure a machine's limits in little memory: its numbers are not what is tried."""
+    monkeypatch.setattr(prefill, "Probe", lambda threads: Probe(threads, 64 << 20))
+
+
+@pytest.mark.usefixtures("small_probe")
+def test_every_chunk_is_measured(
+    oracle: Callable[[str], Path], tmp_path: Path, k3tool: Callable
+) -> None:
+    options = Options(oracle("tiny_tp8"), tokens=2, repeats=1, threads=1, cache=tmp_path)
+    report = bench_prefill(options, (4, 8))
+    assert [one["chunk"] for one in report.facts["chunks"]] == [4, 8]
+    for one in report.facts["chunks"]:
+        anatomy = one["anatomy"]
+        seconds = sum(op["seconds"] for op in anatomy["ops"])
+        parts = seconds + anatomy["handoff"] + anatomy["idle"]
+        assert parts == pytest.approx(anatomy["wall"] * anatomy["n_workers"])
+        assert one["peak_share"] > 0
+        assert one["read_share"] > 0
+        rate, decode = (
+            next(s.median for name, s, _ in report.rows if name == f"chunk {one['chunk']}: {what}")
+            for what in ("prefill", "decode beside it")
+        )
+        assert one["prefill_over_decode"] == pytest.approx(rate / decode)
+    assert report.limits == [], "the limit is of the default chunk"
+    found = k3tool("bench", "prefill", options.checkpoint, "--chunk", "4", "--repeats", "1",
+                   "--threads", "1", "--cache", tmp_path, "--json")  # fmt: skip
+    assert json.loads(found.out)["settings"]["chunks"] == [4]
+
+
+def test_refusals(oracle: Callable[[str], Path], k3tool: Callable) -> None:
+    with pytest.raises(UsageError, match="--numerics"):
+        bench_prefill(Options(oracle("tiny_tp8"), "fp8"))
+    assert k3tool("bench", "prefill", oracle("tiny_tp8"), "--chunk", "100000").code == 2
