@@ -21,6 +21,8 @@ from k3tool.runtime.slots import StateRow, saved_bytes, spans_of
 Array = npt.NDArray[Any]
 # From a choice, and the logits it was made of where they are kept, to the id that goes on.
 Choose = Callable[[Choice, Array | None], int]
+# From the id that goes on, and whether no step follows it anyway, to whether it is the last.
+Ends = Callable[[int, bool], bool]
 DECODE = ALL_PHASES.index("decode")
 
 
@@ -123,14 +125,15 @@ class Stepping(ABC):
 
     # -- a run's own request -------------------------------------------------------------------
 
-    def steps(self, choose: Choose | None = None) -> Iterator[Array]:
+    def steps(self, choose: Choose | None = None, ends: Ends | None = None) -> Iterator[Array]:
         """Run the image's request in slot 0: yield, for each step, all ranks' records ([R]).
 
-        `choose` decides what goes on after a token, by default the greedy choice. The next step is
+        `choose` decides what goes on after a token, by default the greedy choice; a record's id is
+        what was chosen. `ends` hears of every token, and may stop the run with it. The next step is
         begun before a record is yielded, so that nobody waits for who prints it.
         Raises: as `finish`.
         """
-        requests = self._requests(choose)
+        requests = self._requests(choose, ends)
         self.begin(next(requests))
         while True:
             rows = self.finish()
@@ -143,7 +146,7 @@ class Stepping(ABC):
             yield rows[-1]
         self.end()
 
-    def _requests(self, choose: Choose | None) -> Generator[Step, Array, None]:
+    def _requests(self, choose: Choose | None, ends: Ends | None) -> Generator[Step, Array, None]:
         """Yield the steps of the image's request; each is answered with its records."""
         header, sections = self._view.header, self._view.sections
         prompt, stops = sections["prompt", 0].tolist(), set(sections["stop", 0].tolist())
@@ -170,7 +173,9 @@ class Stepping(ABC):
                 row = n_read - 1 if header["all_logits"] else 0
                 logits = self.kept_logits(row, 1)[0] if self._kept_rows else None
                 chosen = choose(_choice(rows[-1][0]), logits)
-            if number == n_gen or chosen in stops:
+                rows[-1]["id"] = chosen
+            is_last = number == n_gen or chosen in stops
+            if (ends is not None and ends(chosen, is_last)) or is_last:
                 return
             rows = yield step_of(DECODE, [chosen], 1, number)
 
