@@ -58,7 +58,7 @@ static int check_header(Check *c) {
     if (memcmp(h->isa_hash, K3_ISA_HASH, 64) != 0)
         return refuse(c, "isa_hash %.12s.., this interpreter has %.12s..", h->isa_hash, K3_ISA_HASH);
     if (h->n_ranks == 0 || h->n_ranks > 64 || h->rank >= h->n_ranks) return refuse(c, "rank %u of %u", h->rank, h->n_ranks);
-    if (h->n_workgroups == 0 || h->n_slots == 0 || h->max_pages == 0 || h->chunk == 0 || h->n_gen == 0)
+    if (h->n_workgroups == 0 || h->n_slots == 0 || h->max_pages == 0)
         return refuse(c, "an empty count in the header");
     if (h->max_context > h->max_pages * (uint64_t)K3_PAGE_TOKENS) return refuse(c, "context above its pages");
     if (h->first_phase >= K3_N_PHASES) return refuse(c, "first phase %u", h->first_phase);
@@ -212,10 +212,12 @@ static int check_tensors(Check *c) {
     return 0;
 }
 
-static int check_run(Check *c) {
+/* The request that the driver makes steps of, where the image carries one. */
+static int check_request(Check *c) {
     const K3Image *m = c->image;
     const K3ImageHeader *h = m->header;
-    if (m->n_prompt == 0) return refuse(c, "an empty prompt");
+    if (m->n_prompt == 0 && h->n_gen == 0) return 0;
+    if (m->n_prompt == 0 || h->n_gen == 0 || h->chunk == 0) return refuse(c, "an empty count in the request");
     if ((uint64_t)m->n_prompt + h->n_gen - 1 > h->max_context) return refuse(c, "prompt and tokens above the context %u", h->max_context);
     if (m->program[h->first_phase].n_entries == 0) return refuse(c, "no program reads the prompt");
     if (h->n_gen > 1 && m->program[0].n_entries == 0) return refuse(c, "no decode program");
@@ -237,7 +239,7 @@ static int check_image(Check *c) {
     if (check_tensors(c) != 0) return -1;
     for (uint32_t phase = 0; phase < K3_N_PHASES; phase++)
         if (check_program(c, phase) != 0) return -1;
-    return check_run(c);
+    return check_request(c);
 }
 
 int k3_image_open(K3Image *image, const char *path, char *why, size_t why_bytes) {

@@ -248,7 +248,7 @@ def _cached_program(source: Source, options: RunOptions, say: Say) -> Program:
         "target": target.name,
         "workgroups": options.workgroups or _workgroups(target, source.tp),
         "chunk": options.chunk or DEFAULT_CHUNK,
-        "batch": BATCH,
+        "batch": options.batch or BATCH,
         "ctx": context_of(options, source.config),
         "without": sorted(options.without),
         "numerics": options.numerics or "f32",

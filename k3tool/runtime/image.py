@@ -115,8 +115,10 @@ class Request:
     first_phase: str = "prefill"
 
 
-def build_image(isa: Isa, rank: int, weights: RankWeights, request: Request, vocab: int) -> bytes:
-    """Return the image of one rank.
+def build_image(
+    isa: Isa, rank: int, weights: RankWeights, request: Request | None, vocab: int
+) -> bytes:
+    """Return the image of one rank; without a request it is an engine's, which is given steps.
 
     Raises: ArtifactError naming the tensor when a weight is absent or not what the plan says, or a
     state is too small for the sequences and positions that the parameters promise.
@@ -136,8 +138,8 @@ def build_image(isa: Isa, rank: int, weights: RankWeights, request: Request, voc
         ("expert", 0, experts),
         ("text", 0, text),
         ("file", 0, paths),
-        ("prompt", 0, np.array(request.prompt, "<u4")),
-        ("stop", 0, np.array(request.stop_ids, "<u4")),
+        ("prompt", 0, np.array(request.prompt if request else (), "<u4")),
+        ("stop", 0, np.array(request.stop_ids if request else (), "<u4")),
     ]
     header = _header(isa, rank, request, vocab, places)
     return _join(header, sections)
@@ -378,7 +380,7 @@ def _digest_mode(spec: OpSpec) -> int:
     return DIGEST_CACHE if spec.output.role == "state" and spec.unit == "token" else DIGEST_NONE
 
 
-def _header(isa: Isa, rank: int, request: Request, vocab: int, places: _Places) -> Array:
+def _header(isa: Isa, rank: int, request: Request | None, vocab: int, places: _Places) -> Array:
     header = np.zeros(1, HEADER_DTYPE)
     context = int(isa.params["ctx"])
     streams = isa.streams.values()
@@ -389,10 +391,13 @@ def _header(isa: Isa, rank: int, request: Request, vocab: int, places: _Places) 
         "max_counters": max(len(stream.queues.local_counts) for stream in streams),
         "max_gates": max(stream.n_gates for stream in streams),
         "arena_bytes": places.arena_bytes, "private_bytes": places.private_bytes,
-        "peer_bytes": places.peer_bytes, "chunk": request.chunk, "n_gen": request.n_gen,
-        "all_logits": int(request.all_logits), "vocab": vocab,
-        "first_phase": ALL_PHASES.index(request.first_phase),
+        "peer_bytes": places.peer_bytes, "vocab": vocab,
     }  # fmt: skip
+    if request is not None:
+        values |= {
+            "chunk": request.chunk, "n_gen": request.n_gen, "all_logits": int(request.all_logits),
+            "first_phase": ALL_PHASES.index(request.first_phase),
+        }  # fmt: skip
     if isa.residency is not None:
         residency = isa.residency
         values |= {

@@ -24,12 +24,13 @@ class RunOptions:
 
     `beside` are more folders of the same model: copies of its files, or the rest of them.
 
-    `threads` is per rank. `prefill` names the program that reads the prompt; `decode` reads one
-    token a step. `numerics`, `without` and `eps` change the plan. `memory_bytes` is for all ranks
-    and the driver; None maps the weights and leaves memory to the system, or copies them as
-    `weights` says (``k3tool.runtime.copying``). `expert_trace` is where
-    to record which experts were asked for. `interpreter` runs another build of `k3-cpu`. `target`
-    is refused where it is not here; nothing else runs in its place.
+    `threads` is per rank. `batch` is how many sequences are held at once: slots of the program.
+    `prefill` names the program that reads the prompt; `decode` reads one token a step. `numerics`,
+    `without` and `eps` change the plan. `memory_bytes` is for all ranks and the driver; None maps
+    the weights and leaves memory to the system, or copies them as `weights` says
+    (``k3tool.runtime.copying``). `expert_trace` is where to record which experts were asked for.
+    `interpreter` runs another build of `k3-cpu`. `target` is refused where it is not here; nothing
+    else runs in its place.
     """
 
     source: Path
@@ -39,6 +40,7 @@ class RunOptions:
     threads: int | None = None
     chunk: int | None = None
     ctx: int | None = None
+    batch: int | None = None
     workgroups: int | None = None
     numerics: str | None = None  # mode of a compiled program: f32 unless asked for
     leaves: str = "auto"
@@ -88,9 +90,12 @@ def parse_size(text: str, option: str = "--memory") -> int:
     return int(float(found[1]) * _SIZE_UNITS[found[2].upper()])
 
 
-def check_request(options: RunOptions, config: K3Config) -> None:
-    """Refuse what does not fit the model. Raises: UsageError naming the option."""
-    if not options.ids:
+def check_request(options: RunOptions, config: K3Config, *, has_ids: bool = True) -> None:
+    """Refuse what does not fit the model. Raises: UsageError naming the option.
+
+    An engine is asked with no ids: its sequences come later.
+    """
+    if has_ids and not options.ids:
         raise UsageError("--ids", got="none", need="at least one token id")
     for nth, token in enumerate(options.ids, 1):
         if not 0 <= token < config.vocab_size:
@@ -98,7 +103,7 @@ def check_request(options: RunOptions, config: K3Config) -> None:
                 f"--ids: id {nth} of {len(options.ids)}", got=token,
                 need=f"0 to {config.vocab_size - 1} (vocab_size)",
             )  # fmt: skip
-    for name in ("gen", "chunk", "ctx", "workgroups"):
+    for name in ("gen", "chunk", "ctx", "workgroups", "batch"):
         value = getattr(options, name)
         if value is not None:
             check_layout(name, value)
@@ -172,6 +177,7 @@ def check_fixed(options: RunOptions, params: Mapping[str, Any], epsilons: object
     stated = {
         "tp": (options.tp, params["tp"]),
         "workgroups": (options.workgroups, params["workgroups"]),
+        "batch": (options.batch, params["batch"]),
         "without": (sorted(set(options.without)) or None, params["rules_off"]),
         "eps": (epsilons if options.eps else None, params["eps"]),
     }

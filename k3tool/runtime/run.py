@@ -5,7 +5,7 @@ whole or not at all.
 """
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -14,37 +14,13 @@ import numpy as np
 import numpy.typing as npt
 
 from k3tool.artifact import InputRef, canonical_json
-from k3tool.checkpoint.whole import require_whole
-from k3tool.errors import ArtifactError, UsageError
-from k3tool.memory import give_back
-from k3tool.progress import progress_of
 from k3tool.runtime import records
-from k3tool.runtime.cache import (
-    Program,
-    Source,
-    Weights,
-    cache_folder,
-    open_source,
-    program,
-    rank_weights,
-    require_copy_space,
-)
-from k3tool.runtime.copying import copies, weight_bytes
 from k3tool.runtime.expert_trace import TraceFile
-from k3tool.runtime.fault_words import fault_error
-from k3tool.runtime.finite import require_finite
-from k3tool.runtime.gpu_device import builds_of, check_gpu_options, find_device
-from k3tool.runtime.gpu_group import GpuGroup
 from k3tool.runtime.gpu_runtime import Device
-from k3tool.runtime.image import Request, build_image, image_paths, start_bytes
-from k3tool.runtime.interpreter import check_leaves, load
-from k3tool.runtime.options import RunOptions, check_length, check_request, logits_shape
-from k3tool.runtime.ranks import FaultError, Launch, RankGroup
-from k3tool.runtime.room import check_room
-from k3tool.runtime.stop_ids import stop_ids
+from k3tool.runtime.options import RunOptions
+from k3tool.runtime.prepare import Job, prepare, running
+from k3tool.runtime.ranks import RankGroup
 from k3tool.runtime.tokens import TOKEN_DTYPE, write_tokens
-from k3tool.runtime.weights import RankWeights
-from k3tool.targets import get_target
 
 Array = npt.NDArray[Any]
 Event = dict[str, Any]
@@ -92,24 +68,6 @@ class RunResult:
     folders: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class _Job:
-    """All that is settled before ranks start."""
-
-    options: RunOptions
-    source: Source
-    program: Program
-    weights: Weights
-    request: Request
-    device: Device | None = None
-
-    @property
-    def cache(self) -> str | None:
-        """Return the cache folder where it had a part in this run."""
-        used = {"built", "reused"} & {self.program.made, self.weights.made}
-        return str(cache_folder(self.options)) if used else None
-
-
 @dataclass(slots=True)
 class _Tally:
     """What has been heard so far."""
@@ -134,129 +92,28 @@ def run_model(
     trap, die or differ; TargetError when this machine cannot.
     """
     quiet: Say = say or (lambda text: None)
-    device = _device(options, device, quiet)
-    source = open_source(options)
-    check_request(options, source.config)
-    if source.checkpoint is not None:
-        require_whole(source.checkpoint)
-        require_copy_space(source, options)
-    interpreter = None if device is not None else _interpreter(options)
-    streams = program(source, options, quiet)
-    if options.expert_trace is not None and streams.isa.residency is None:
-        raise UsageError(
-            "--expert-trace", got="no memory budget", need="--memory: without it none is fetched"
-        )
-    request = _request(options, streams, source)
-    weights = rank_weights(source, options, quiet, note or quiet)
-    try:
-        images = [
-            build_image(streams.isa, rank, folder, request, source.config.vocab_size)
-            for rank, folder in enumerate(weights.ranks)
-        ]
-        copied = False
-        if device is None:
-            check_room(images, weights.ranks)
-            copied = copies(options.weights, streams.isa, weights.ranks, options.gen)
-        n_bytes = start_bytes(images, weight_bytes(weights.ranks) if copied else 0)
-        for rank in weights.ranks:  # last: of a large model it takes minutes
-            require_finite(rank.folder, cache_folder(options), quiet)
-    finally:
-        _close(weights.ranks)
-    launch = Launch(
-        interpreter, images, 0 if device else _threads(options, source.tp), options.leaves,
-        options.deadline_seconds, logits_shape(options, source.config), streams.name,
-        copies=copied, n_io=streams.isa.crew.load + streams.isa.crew.fetch, start_bytes=n_bytes,
-    )  # fmt: skip
-    job = _Job(options, source, streams, weights, request, device)
-    if streams.isa.residency is not None:
-        give_back()
-    with TraceFile(options.expert_trace, streams.isa) as trace:
-        launch = replace(launch, expert_trace=trace.descriptor)
-        result = _run_ranks(job, launch, on_event or (lambda event: None), quiet)
+    tell, warn = on_event or (lambda event: None), note or quiet
+    job = prepare(options, quiet, warn, device)
+    with TraceFile(options.expert_trace, job.program.isa) as trace:
+        job = replace(job, launch=replace(job.launch, expert_trace=trace.descriptor))
+        result = _run_ranks(job, tell, quiet)
         failed = result.reading.trace_error if result.reading is not None else 0
         if failed:
-            (note or quiet)(f"{options.expert_trace}: {os.strerror(failed)}: no trace is written")
+            warn(f"{options.expert_trace}: {os.strerror(failed)}: no trace is written")
         else:
             trace.publish()
     return result
 
 
-def _device(options: RunOptions, device: Device | None, say: Say) -> Device | None:
-    """Return a GPU target's device, None on the CPU; refuse what is not here before anything is
-    read.
-    """
-    if get_target(options.target).family == "cpu":
-        return None
-    for line in builds_of(options.target):
-        say(line)
-    check_gpu_options(options)
-    return device or find_device(options.target)
-
-
-def _interpreter(options: RunOptions) -> Path:
-    found = load(options.interpreter, any_source=options.interpreter is not None)
-    check_leaves(found, options.leaves)
-    return found.path
-
-
-def _group(job: _Job, launch: Launch, say: Say) -> RankGroup | GpuGroup:
-    """Return the ranks, not started: processes, or in this process on a device."""
-    if job.device is None:
-        return RankGroup(launch)
-    return GpuGroup(
-        launch, job.program.isa, job.device, cache_folder(job.options), say,
-        is_launch_per_op=job.options.is_launch_per_op,
-    )  # fmt: skip
-
-
-def _close(weights: Sequence[RankWeights]) -> None:
-    for rank in weights:
-        rank.folder.close()
-
-
-def _threads(options: RunOptions, tp: int) -> int:
-    """Return threads per rank: by default the allowed cores shared out, at least one each."""
-    return options.threads or max(1, len(os.sched_getaffinity(0)) // tp)
-
-
-def _request(options: RunOptions, program: Program, source: Source) -> Request:
-    """Fit the request to the program. Raises: UsageError where it does not."""
-    isa = program.isa
-    limit = source.config.max_position_embeddings
-    check_length(options, int(isa.params["ctx"]), limit)
-    stream = isa.streams.get(options.prefill)
-    if stream is None or "decode" not in isa.streams:
-        raise ArtifactError(
-            f"{program.name}: phases", got=sorted(isa.streams), need="decode and prefill",
-            hint="compile the plan without --phase",
-        )  # fmt: skip
-    most = 1 if options.prefill == "decode" else stream.max_tokens
-    chunk = most if options.chunk is None else options.chunk
-    if isa.residency is not None:
-        chunk = min(chunk, most)  # a budget may leave room for the experts of fewer tokens
-    if chunk > most:
-        raise UsageError("--chunk", got=chunk, need=f"at most {most}, the program's")
-    ends = () if options.ignore_eos else stop_ids(source.path, source.config)
-    return Request(options.ids, options.gen, ends, chunk, options.logits, options.prefill)
-
-
 # -- the ranks' life ---------------------------------------------------------------------------
 
 
-def _run_ranks(job: _Job, launch: Launch, on_event: OnEvent, say: Say) -> RunResult:
+def _run_ranks(job: Job, on_event: OnEvent, say: Say) -> RunResult:
     options, tally = job.options, _Tally()
-    with _group(job, launch, say) as group:
-        try:
-            if launch.copies:
-                say("reading the weights into memory")
-            with progress_of("reading the weights into memory") as progress:
-                group.wait_ready(progress)
-            on_event(_start_event(job, launch, group.leaves))
-            for rows in group.steps():
-                _hear(tally, rows, options, on_event)
-        except FaultError as stop:
-            paths = image_paths(launch.images[stop.fault.rank])
-            raise fault_error(job.program.isa, stop.fault, job.weights.ranks, paths) from None
+    with running(job, say) as group:
+        on_event(_start_event(job, group.leaves))
+        for rows in group.steps():
+            _hear(tally, rows, options, on_event)
         logits = group.logits() if options.logits else None
         peak, leaves = group.peak_bytes, group.leaves
         reading = _reading(job, group) if isinstance(group, RankGroup) else None
@@ -267,7 +124,7 @@ def _run_ranks(job: _Job, launch: Launch, on_event: OnEvent, say: Say) -> RunRes
     return result
 
 
-def _reading(job: _Job, group: RankGroup) -> Reading | None:
+def _reading(job: Job, group: RankGroup) -> Reading | None:
     if job.program.isa.residency is None:
         return None
     n_bytes, hits, misses = (
@@ -301,8 +158,9 @@ def _hear(tally: _Tally, rows: Array, options: RunOptions, on_event: OnEvent) ->
     )
 
 
-def _result(job: _Job, tally: _Tally, peak: int, leaves: str, logits: Array | None) -> RunResult:
+def _result(job: Job, tally: _Tally, peak: int, leaves: str, logits: Array | None) -> RunResult:
     options, source = job.options, job.source
+    assert job.request is not None
     tokens = tuple(int(rows["id"][0]) for rows in tally.rows)
     n_prompt, n_decoded = len(options.ids), len(tokens) - 1
     by_rank = []
@@ -335,8 +193,8 @@ def _rate(n_tokens: int, ns: int) -> float | None:
 # -- events and files --------------------------------------------------------------------------
 
 
-def _start_event(job: _Job, launch: Launch, leaves: str) -> Event:
-    isa, source, options = job.program.isa, job.source, job.options
+def _start_event(job: Job, leaves: str) -> Event:
+    isa, source, options, launch = job.program.isa, job.source, job.options, job.launch
     return {
         "event": "start",
         "source": str(source.path),
@@ -374,7 +232,7 @@ def _end_event(result: RunResult) -> Event:
     }
 
 
-def _write_tokens(output: Path, job: _Job, result: RunResult) -> str:
+def _write_tokens(output: Path, job: Job, result: RunResult) -> str:
     options, isa, source = job.options, job.program.isa, job.source
     # Of shards only the checkpoint's identity is known, not what its folder was called.
     name = source.path.resolve().name if source.checkpoint is not None else "checkpoint"
