@@ -8,6 +8,16 @@
 #ifndef K3_DIALECT_H
 #define K3_DIALECT_H
 
+/* Before ROCm 7 hipRTC declares some of these names itself, those of 64 bits as long long, which no typedef may change:
+ * from here on they mean ours. */
+#ifdef __HIPCC_RTC__
+#define uint8_t k3_uint8
+#define uint16_t k3_uint16
+#define uint32_t k3_uint32
+#define uint64_t k3_uint64
+#define int32_t k3_int32
+#define int64_t k3_int64
+#endif
 typedef __UINT8_TYPE__ uint8_t;
 typedef __UINT16_TYPE__ uint16_t;
 typedef __UINT32_TYPE__ uint32_t;
@@ -19,8 +29,9 @@ typedef __INT64_TYPE__ int64_t;
 #define __device__ __attribute__((device))
 #define __global__ __attribute__((global))
 #define __shared__ __attribute__((shared))
-#define __launch_bounds__(lanes) __attribute__((amdgpu_flat_work_group_size(lanes, lanes)))
 #endif
+#undef __launch_bounds__ /* HIP's own says at most so many lanes, and registers are dealt out for fewer */
+#define __launch_bounds__(lanes) __attribute__((amdgpu_flat_work_group_size(lanes, lanes)))
 
 #define K3_FN static __device__ inline __attribute__((always_inline))
 #define K3_INLINE static __device__ inline __attribute__((always_inline))
