@@ -5,6 +5,10 @@ imported when its command is chosen and offers `command` (click) and `run(option
 """
 
 import sys
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from click.shell_completion import CompletionItem
 
 INTERRUPTED, TERMINATED = 130, 143
 
@@ -26,6 +30,7 @@ try:
 except KeyboardInterrupt:  # Ctrl-C while modules load is Ctrl-C all the same
     sys.exit(INTERRUPTED)
 
+_COMPLETE = "_K3TOOL_COMPLETE"  # set by what `k3tool completion` prints, at every Tab
 _NO_THREAD = "can't start new thread"  # of CPython, which has no error of its own for it
 
 
@@ -53,6 +58,7 @@ COMMANDS: dict[str, Entry] = {
     "provenance": Entry("stages.provenance", "Print what an artifact was made from."),
     "sample": Entry("stages.sample", "Write a small synthetic checkpoint."),
     "doctor": Entry("stages.doctor", "Say what this machine can do, and what to type next."),
+    "completion": Entry("stages.completion", "Print the script by which a shell completes."),
 }
 
 
@@ -84,6 +90,17 @@ class LazyGroup(click.Group):
             if near:
                 ctx.fail(f"No such command {args[0]!r}. Did you mean {near[0]!r}?")
         return super().resolve_command(ctx, args)
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> "list[CompletionItem]":
+        """Complete a command's name from the table: click's own way imports all of them."""
+        from click.shell_completion import CompletionItem
+
+        named = [
+            CompletionItem(name, help=entry.summary)
+            for name, entry in COMMANDS.items()
+            if name.startswith(incomplete)
+        ]
+        return named + click.Command.shell_complete(self, ctx, incomplete)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the list of commands from the table, importing none of them."""
@@ -224,12 +241,23 @@ def _open_standard_streams() -> None:
         sys.stdout.reconfigure(errors="backslashreplace")
 
 
+def _complete(instruction: str) -> int:
+    """Answer a shell that completes a line; a damaged checkout must not print into that line."""
+    from click.shell_completion import shell_complete
+
+    try:
+        return shell_complete(cli, {}, "k3tool", _COMPLETE, instruction)
+    except (K3Error, ImportError):
+        return 1
+
+
 def main() -> None:
     """Run the command line of this process."""
     try:
         _open_standard_streams()
         signal.signal(signal.SIGTERM, _terminate)
-        code = run_command(sys.argv[1:])
+        asked = os.environ.get(_COMPLETE)
+        code = _complete(asked) if asked else run_command(sys.argv[1:])
     except (KeyboardInterrupt, Terminated) as stop:  # between the commands' own handlers
         code = INTERRUPTED if isinstance(stop, KeyboardInterrupt) else TERMINATED
     sys.exit(code)
