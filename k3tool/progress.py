@@ -12,6 +12,7 @@ from k3tool.tables import bytes_text
 
 Progress = Callable[[int, int], None]  # (bytes done so far, bytes to do)
 EVERY_SECONDS = 10.0  # between lines, and before the first: a short step says nothing
+RATE_SECONDS = 0.25  # between two rates on a terminal
 
 
 @contextmanager
@@ -57,3 +58,38 @@ def duration_text(seconds: float) -> str:
     if minutes >= 60:
         return f"{minutes // 60} h {minutes % 60:02d} min"
     return f"{minutes} min" if seconds >= 100 else f"{seconds:.0f} s"
+
+
+class TokenRate:
+    """A line on a terminal that says, a few times a second, how many tokens came and how fast."""
+
+    def __init__(
+        self,
+        clock: Callable[[], float] = time.monotonic,
+        write: Callable[[str], None] | None = None,
+    ) -> None:
+        """Begin before the first token."""
+        self._clock, self._write = clock, write or _on_terminal
+        self._n = 0
+        self._first = self._last = 0.0
+
+    def token(self) -> None:
+        """Count a token. The rate is of those after the first, which waited for the prompt."""
+        now = self._clock()
+        self._n += 1
+        if self._n == 1:
+            self._first = self._last = now
+        elif now - self._last >= RATE_SECONDS:
+            self._last = now
+            rate = (self._n - 1) / (now - self._first)
+            self._write(f"\r{self._n} tokens, {rate:.1f} tokens/s ")
+
+    def close(self) -> None:
+        """Clear the line, where there is one."""
+        if self._last > self._first:
+            self._write("\r\x1b[K")
+
+
+def _on_terminal(text: str) -> None:
+    sys.stderr.write(text)
+    sys.stderr.flush()

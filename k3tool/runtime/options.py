@@ -10,6 +10,7 @@ from k3tool.errors import UsageError, quoted, shown
 from k3tool.isa.table import PAGE_TOKENS
 from k3tool.model.config import K3Config
 from k3tool.model.graph import MODES
+from k3tool.runtime.sampling import GREEDY, Sampler
 from k3tool.targets import DEFAULT_CONTEXT, check_layout
 
 _MOST_THREADS = 1024
@@ -29,6 +30,7 @@ class RunOptions:
     `without` and `eps` change the plan. `memory_bytes` is for all ranks and the driver; None maps
     the weights and leaves memory to the system, or copies them as `weights` says
     (``k3tool.runtime.copying``). `expert_trace` is where to record which experts were asked for.
+    `stop_ids` end the run beside the model's own end ids, which `ignore_eos` leaves out.
     `interpreter` runs another build of `k3-cpu`. `target` is refused where it is not here; nothing
     else runs in its place.
     """
@@ -61,16 +63,18 @@ class RunOptions:
     target: str = "cpu"
     is_launch_per_op: bool = False  # on a GPU, for bench: a launch for each instruction of a step
     beside: tuple[Path, ...] = ()
+    sampler: Sampler = GREEDY
+    stop_ids: tuple[int, ...] = ()
 
 
-def parse_ids(text: str) -> tuple[int, ...]:
+def parse_ids(text: str, option: str = "--ids") -> tuple[int, ...]:
     """Return token ids of `1,2,3`. Raises: UsageError quoting the part that is no id."""
     ids = []
     for part in text.split(","):
         word = part.strip()
         # Not int(): it takes "-1", "+1", "1_000" and digits of other scripts.
         if not (word.isascii() and word.isdigit() and len(word) <= _MOST_DIGITS):
-            raise UsageError("--ids", got=quoted(part), need="token ids such as 1,2,3")
+            raise UsageError(option, got=quoted(part), need="token ids such as 1,2,3")
         ids.append(int(word))
     return tuple(ids)
 
@@ -103,6 +107,10 @@ def check_request(options: RunOptions, config: K3Config, *, has_ids: bool = True
                 f"--ids: id {nth} of {len(options.ids)}", got=token,
                 need=f"0 to {config.vocab_size - 1} (vocab_size)",
             )  # fmt: skip
+    for token in options.stop_ids:
+        if not 0 <= token < config.vocab_size:
+            need = f"0 to {config.vocab_size - 1} (vocab_size)"
+            raise UsageError("--stop-id", got=token, need=need)
     for name in ("gen", "chunk", "ctx", "workgroups", "batch"):
         value = getattr(options, name)
         if value is not None:
@@ -129,9 +137,12 @@ def check_request(options: RunOptions, config: K3Config, *, has_ids: bool = True
 
 
 def logits_shape(options: RunOptions, config: K3Config) -> tuple[int, int] | None:
-    """Return rows and columns of the logits that a run keeps, None where it keeps none."""
+    """Return rows and columns of the logits that a run keeps, None where it keeps none.
+
+    To draw a token, its own row is enough.
+    """
     if not options.logits:
-        return None
+        return None if options.sampler.is_greedy else (1, config.vocab_size)
     return len(options.ids) + options.gen - 1, config.vocab_size
 
 

@@ -190,6 +190,7 @@ def _request(options: RunOptions, program: Program, source: Source) -> Request:
     if chunk > most:
         raise UsageError("--chunk", got=chunk, need=f"at most {most}, the program's")
     ends = () if options.ignore_eos else stop_ids(source.path, source.config)
+    ends = tuple(sorted({*ends, *options.stop_ids}))
     return Request(options.ids, options.gen, ends, chunk, options.logits, options.prefill)
 
 

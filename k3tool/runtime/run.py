@@ -4,6 +4,7 @@ The library entry is `run_model`; the stage prints its events. It writes only wh
 whole or not at all.
 """
 
+import itertools
 import os
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, replace
@@ -15,17 +16,22 @@ import numpy.typing as npt
 
 from k3tool.artifact import InputRef, canonical_json
 from k3tool.runtime import records
+from k3tool.runtime.engine import Choice
 from k3tool.runtime.expert_trace import TraceFile
 from k3tool.runtime.gpu_runtime import Device
 from k3tool.runtime.options import RunOptions
 from k3tool.runtime.prepare import Job, prepare, running
 from k3tool.runtime.ranks import RankGroup
+from k3tool.runtime.sampling import Sampler
+from k3tool.runtime.stepping import Choose
 from k3tool.runtime.tokens import TOKEN_DTYPE, write_tokens
 
 Array = npt.NDArray[Any]
 Event = dict[str, Any]
 OnEvent = Callable[[Event], None]
 Say = Callable[[str], None]
+# From a token, and whether it is the last anyway, to the text that it ends, None while none did.
+Follow = Callable[[int, bool], str | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +56,8 @@ class RunResult:
     """What a run gave. Rates are tokens per second by the slowest rank, None where nothing ran.
 
     `records` holds each rank's (N,) TOKEN_DTYPE rows; `prefill` (T, V) and `steps` (N, V) are
-    float32 logits where they were asked for, steps[0] = prefill[-1].
+    float32 logits where they were asked for, steps[0] = prefill[-1]. `stop` is the end id or the
+    text that ended it, None where all tokens came.
     """
 
     tokens: tuple[int, ...]
@@ -66,6 +73,7 @@ class RunResult:
     tokens_digest: str | None = None
     reading: Reading | None = None
     folders: tuple[str, ...] = ()
+    stop: int | str | None = None
 
 
 @dataclass(slots=True)
@@ -75,6 +83,7 @@ class _Tally:
     rows: list[Array] = field(default_factory=list)
     prefill_ns: int = 0
     decode_ns: int = 0
+    stop: str | None = None
 
 
 def run_model(
@@ -83,11 +92,13 @@ def run_model(
     say: Say | None = None,
     note: Say | None = None,
     device: Device | None = None,
+    follow: Follow | None = None,
 ) -> RunResult:
     """Run a model and return its tokens; `on_event` gets `start`, `token` and `end` as they come.
 
     `say` gets progress in words, `note` what a user has to know before it happens. `device` is
-    what a GPU target runs on, found here unless given.
+    what a GPU target runs on, found here unless given. `follow` hears of every token before its
+    event, and may end the run with it by naming the text that does.
     Raises: UsageError before any weight is read; ArtifactError for inputs; UnsoundError when ranks
     trap, die or differ; TargetError when this machine cannot.
     """
@@ -96,7 +107,7 @@ def run_model(
     job = prepare(options, quiet, warn, device)
     with TraceFile(options.expert_trace, job.program.isa) as trace:
         job = replace(job, launch=replace(job.launch, expert_trace=trace.descriptor))
-        result = _run_ranks(job, tell, quiet)
+        result = _run_ranks(job, tell, quiet, follow)
         failed = result.reading.trace_error if result.reading is not None else 0
         if failed:
             warn(f"{options.expert_trace}: {os.strerror(failed)}: no trace is written")
@@ -108,11 +119,16 @@ def run_model(
 # -- the ranks' life ---------------------------------------------------------------------------
 
 
-def _run_ranks(job: Job, on_event: OnEvent, say: Say) -> RunResult:
+def _run_ranks(job: Job, on_event: OnEvent, say: Say, follow: Follow | None) -> RunResult:
     options, tally = job.options, _Tally()
+
+    def ends(token: int, is_last: bool) -> bool:
+        tally.stop = follow(token, is_last) if follow is not None else None
+        return tally.stop is not None
+
     with running(job, say) as group:
         on_event(_start_event(job, group.leaves))
-        for rows in group.steps():
+        for rows in group.steps(_choose(options.sampler), ends):
             _hear(tally, rows, options, on_event)
         logits = group.logits() if options.logits else None
         peak, leaves = group.peak_bytes, group.leaves
@@ -122,6 +138,19 @@ def _run_ranks(job: Job, on_event: OnEvent, say: Say) -> RunResult:
         result = replace(result, tokens_digest=_write_tokens(options.output, job, result))
     on_event(_end_event(result))
     return result
+
+
+def _choose(sampler: Sampler) -> Choose | None:
+    """Return what draws a run's tokens one after another; None where the best is taken."""
+    if sampler.is_greedy:
+        return None
+    number = itertools.count()
+
+    def choose(choice: Choice, logits: Array | None) -> int:
+        assert logits is not None
+        return sampler.choose(logits, next(number))
+
+    return choose
 
 
 def _reading(job: Job, group: RankGroup) -> Reading | None:
@@ -163,6 +192,9 @@ def _result(job: Job, tally: _Tally, peak: int, leaves: str, logits: Array | Non
     assert job.request is not None
     tokens = tuple(int(rows["id"][0]) for rows in tally.rows)
     n_prompt, n_decoded = len(options.ids), len(tokens) - 1
+    stop: int | str | None = tally.stop
+    if stop is None and tokens[-1] in job.request.stop_ids:
+        stop = tokens[-1]
     by_rank = []
     for rank in range(source.tp):
         column = np.zeros(len(tally.rows), TOKEN_DTYPE)
@@ -172,8 +204,8 @@ def _result(job: Job, tally: _Tally, peak: int, leaves: str, logits: Array | Non
         by_rank.append(column)
     return RunResult(
         tokens=tokens,
-        reason="stop" if len(tokens) < options.gen or tokens[-1] in job.request.stop_ids
-        else "length",
+        reason="length" if stop is None else "stop",
+        stop=stop,
         prefill_tokens_per_second=_rate(n_prompt, tally.prefill_ns),
         decode_tokens_per_second=_rate(n_decoded, tally.decode_ns),
         peak_memory_bytes=peak,
@@ -215,7 +247,13 @@ def _start_event(job: Job, leaves: str) -> Event:
         "numerics": isa.params["numerics"],
         "prompt_tokens": len(options.ids),
         "gen": options.gen,
+        "sampling": _sampling(options),
     }
+
+
+def _sampling(options: RunOptions) -> dict[str, object] | None:
+    """Return how tokens are drawn, None where the best is taken."""
+    return None if options.sampler.is_greedy else asdict(options.sampler)
 
 
 def _end_event(result: RunResult) -> Event:
@@ -223,6 +261,7 @@ def _end_event(result: RunResult) -> Event:
         "event": "end",
         "tokens": list(result.tokens),
         "reason": result.reason,
+        "stop": result.stop,
         "prefill_tokens_per_second": result.prefill_tokens_per_second,
         "decode_tokens_per_second": result.decode_tokens_per_second,
         "peak_memory_bytes": result.peak_memory_bytes,
@@ -244,13 +283,15 @@ def _write_tokens(output: Path, job: Job, result: RunResult) -> str:
         inputs += [ref for ref in isa.inputs if ref.role == "plan"]
     if source.shards is not None:
         inputs.append(source.shards.as_input("shards"))
-    params = {
+    params: dict[str, object] = {
         "tp": source.tp,
         "numerics": isa.params["numerics"],
         "gen": options.gen,
         "prefill": options.prefill,
         "ignore_eos": options.ignore_eos,
     }
+    if not options.sampler.is_greedy:
+        params["sampling"] = _sampling(options)
     return write_tokens(
         output, result.records, options.ids, params=params, inputs=inputs, target=isa.target
     )

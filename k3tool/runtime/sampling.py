@@ -99,6 +99,9 @@ class Sampler:
         return int(np.searchsorted(sums, np.uint64(drawn), side="right"))
 
 
+GREEDY = Sampler()
+
+
 def kept_weights(
     logits: Array, temperature: float, top_k: int | None = None, top_p: float = 1.0
 ) -> Array:

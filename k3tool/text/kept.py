@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from k3tool.atomic import atomic_path
+from k3tool.errors import K3Error
 from k3tool.text import byte_pairs
 
 
@@ -26,6 +27,10 @@ def kept(cache: Path, ranks: bytes, make: Callable[[], str]) -> str:
         return found
     text = make()
     body = text.encode()
+    try:
+        cache.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise K3Error(str(cache), got=error.strerror, need="a writable folder") from None
     with atomic_path(path) as temporary:
         temporary.write_bytes(_digest(body) + b"\n" + body)
     return text

@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +15,33 @@ from k3tool.runtime.budget import PRESETS
 from k3tool.runtime.copying import CHOICES
 from k3tool.runtime.expert_trace import MAGIC as TRACE_MAGIC
 from k3tool.runtime.interpreter import LEAVES
-from k3tool.runtime.options import RunOptions, parse_ids
-from k3tool.runtime.run import Event, RunResult, run_model
+from k3tool.runtime.options import RunOptions
+from k3tool.runtime.run import Event, Follow, RunResult, run_model
 from k3tool.targets import DEFAULT_CHUNK, DEFAULT_CONTEXT, get_target
 from stages import options as common
+from stages.run.answer import (
+    SAMPLING,
+    TEXT,
+    answer_options,
+    reply_of,
+    sampler_of,
+    shown_as,
+    stop_ids_of,
+)
 from stages.run.plan_only import PLANNED, RATES, memory_of, plan_only, refuse_unused
-from stages.run.show import origin, stream_ids, stream_json, summary, until_nobody_reads
+from stages.run.prompt import Given, prompt_options, read_prompt
+from stages.run.show import (
+    Follower,
+    Show,
+    answer_only,
+    origin,
+    stream_ids,
+    stream_json,
+    stream_text,
+    summary,
+    until_nobody_reads,
+    with_rate,
+)
 
 Say = Callable[[str], None]
 
@@ -30,6 +52,7 @@ def run(
     on_event: Callable[[Event], None] | None = None,
     say: Say | None = None,
     note: Say | None = None,
+    follow: Follow | None = None,
 ) -> RunResult:
     """Run a model; write its logits too where `logits` names a file.
 
@@ -38,7 +61,7 @@ def run(
     named = (options.source, *options.beside, options.isa, options.plan)
     inputs = [path for path in named if path is not None]
     check_outputs(_outputs(options, logits), inputs)
-    result = run_model(options, on_event, say, note)
+    result = run_model(options, on_event, say, note, follow=follow)
     if logits is not None:
         assert result.prefill is not None
         assert result.steps is not None
@@ -61,7 +84,7 @@ def _outputs(options: RunOptions, logits: Path | None) -> list[Output]:
 @click.command("run")
 @click.argument("source", type=common.PATH, required=False)
 @common.shards()
-@click.option("--ids", metavar="1,2,3", help="The prompt, as token ids.")
+@prompt_options()
 @click.option(
     "--gen", type=common.POSITIVE, default=16, show_default=True, help="Tokens to generate."
 )
@@ -133,23 +156,26 @@ def _outputs(options: RunOptions, logits: Path | None) -> list[Output]:
 )
 @click.option("--isa", type=common.PATH, help="Run these streams (isa.h5).")
 @click.option("--plan", type=common.PATH, help="Emit and run this plan (plan.h5).")
-@click.option("--ignore-eos", is_flag=True, help="Do not stop at the model's end tokens.")
+@answer_options()
 @click.option("--deadline", type=float, default=60.0, show_default=True, metavar="SECONDS",
               help="Stop when no rank has got anywhere for so long.")  # fmt: skip
 @click.option("--logits", type=common.PATH, metavar="OUT.npz", help="Write all logits, float32.")
 @common.output("every rank's tokens (tokens.h5)", required=False)
 @common.as_json("one event per line: start, token, end")
 @common.verbose()
-def command(as_json: bool, verbose: bool, logits: Path | None, **given: Any) -> None:
+def command(as_json: bool, verbose: bool, quiet: bool, logits: Path | None, **given: Any) -> None:
     """Generate tokens on this machine, with N ranks as N processes.
 
     SOURCE is a checkpoint folder or a shards folder. What is missing (shards, which are a second
     copy of the weights; plan and streams) is built into the cache and used again when its inputs
     are the same; stderr and the start event say which. Without --tp the degree is that of the
-    shards, of --plan or --isa, or 1. Token ids go to stdout as they come, progress to stderr.
+    shards, of --plan or --isa, or 1. The answer goes to stdout as it comes, text for text and ids
+    for ids; progress, and what --chat thinks before its answer, to stderr.
 
     \b
     Example:
+      k3tool run CKPT --prompt "Once upon a time" --gen 64
+      k3tool run CKPT --chat --prompt "What is a comet?" --gen 512 --thinking low
       k3tool run CKPT --ids 1,2,3 --gen 16 --tp 8
       k3tool run SHARDS --isa isa.h5 --ids 1,2,3 --gen 16 --json -o tokens.h5
       k3tool run SHARDS --memory 32GB --ids 1,2,3 --gen 16
@@ -165,12 +191,17 @@ def command(as_json: bool, verbose: bool, logits: Path | None, **given: Any) -> 
         asked = {name: given[name] for name in PLANNED} | {"numerics": given["numerics"] or "f32"}
         plan_only(folders, memory, rates, asked, as_json)
         return
-    if given["ids"] is None:
-        raise UsageError("--ids", got="none", need="token ids such as 1,2,3")
+    prompt_given = Given(**{name: given.pop(name) for name in Given.__slots__})
+    drawn = {name: given.pop(name) for name in SAMPLING}
+    stops, form = given.pop("stop"), shown_as(given.pop("show"), prompt_given.ids)
+    if quiet and (as_json or verbose):
+        raise UsageError("--quiet", got="also --json or --verbose", need="one of them")
     options = RunOptions(
         source=folders[0],
         beside=folders[1:],
-        ids=parse_ids(given.pop("ids")),
+        ids=(),
+        stop_ids=stop_ids_of(given.pop("stop_id")),
+        sampler=sampler_of(drawn),
         deadline_seconds=given.pop("deadline"),
         logits=logits is not None,
         memory_bytes=memory,
@@ -178,19 +209,32 @@ def command(as_json: bool, verbose: bool, logits: Path | None, **given: Any) -> 
     )
 
     def say(text: str) -> None:
-        if verbose or sys.stderr.isatty():
+        if verbose or (sys.stderr.isatty() and not quiet):
             click.echo(text, err=True)
 
     def note(text: str) -> None:
-        click.echo(text, err=True)
+        if not quiet:
+            click.echo(text, err=True)
 
-    stream = until_nobody_reads(stream_json if as_json else stream_ids, (logits, options.output))
+    prompt = read_prompt(prompt_given, folders[0], options.cache, note)
+    reply = reply_of(
+        prompt, folders[0], options.cache, stops,
+        needs_text=form == TEXT, wants_text=as_json, note=note,
+    )  # fmt: skip
+    follower = Follower(reply, is_chat=prompt.channel is not None)
+    show: Show = stream_json if as_json else stream_text if form == TEXT else stream_ids
+    if quiet:
+        show = answer_only(show)
+    elif not as_json:
+        show = with_rate(show)
+    stream = until_nobody_reads(show, (logits, options.output))
 
     def on_event(event: Event) -> None:
         if event["event"] == "start":
             note(origin(event))
-        stream(event)
+        stream(follower.with_text(event))
 
-    result = run(options, logits, on_event, say, note)
+    options = replace(options, ids=prompt.ids)
+    result = run(options, logits, on_event, say, note, follower.follow)
     if not as_json:
-        click.echo(summary(result), err=True)
+        note(summary(result))

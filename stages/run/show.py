@@ -8,8 +8,44 @@ from pathlib import Path
 
 import click
 
+from k3tool.errors import quoted
+from k3tool.progress import TokenRate
 from k3tool.runtime.run import Event, Reading, RunResult, describe
 from k3tool.tables import bytes_text, count_text
+from k3tool.text.chat import RESPONSE
+from k3tool.text.reply import Part, Reply
+
+Show = Callable[[Event], None]
+_KEPT = "\n\t"  # control characters that a terminal may get from a model
+
+
+class Follower:
+    """Makes text of a run's tokens, says when it stops them, and adds it to their events."""
+
+    def __init__(self, reply: Reply | None, is_chat: bool) -> None:
+        """Follow a reply; without one tokens stay ids."""
+        self._reply, self._is_chat = reply, is_chat
+        self._parts: list[Part] = []
+
+    def follow(self, token: int, is_last: bool) -> str | None:
+        """Take a token; return the text that stopped the reply."""
+        if self._reply is None:
+            return None
+        self._parts = self._reply.feed(token, is_last)
+        return self._reply.stopped_by
+
+    def with_text(self, event: Event) -> Event:
+        """Return a token's or the end's event with its text; in a chat with all channels' too."""
+        if self._reply is None or event["event"] not in ("token", "end"):
+            return event
+        if event["event"] == "end":
+            text, channels = self._reply.text, self._reply.channels
+        else:
+            channels = {name: "" for name, _ in self._parts}
+            for name, part in self._parts:
+                channels[name] += part
+            text = channels.get(RESPONSE if self._is_chat else "", "")
+        return event | {"text": text} | ({"channels": channels} if self._is_chat else {})
 
 
 def summary(result: RunResult) -> str:
@@ -26,7 +62,14 @@ def summary(result: RunResult) -> str:
     peak = f"peak memory {result.peak_memory_bytes / 1e6:.1f} MB (sum over ranks)"
     count = count_text(len(result.tokens), "token")
     rates += _reading(result.reading, result.folders)
-    return f"{count} ({result.reason}), " + ", ".join([*rates, peak, ranks])
+    return f"{count} ({_reason(result)}), " + ", ".join([*rates, peak, ranks])
+
+
+def _reason(result: RunResult) -> str:
+    if result.stop is None:
+        return result.reason
+    by = f"id {result.stop}" if isinstance(result.stop, int) else quoted(result.stop)
+    return f"{result.reason} at {by}"
 
 
 def _reading(found: Reading | None, folders: Sequence[str]) -> list[str]:
@@ -50,6 +93,9 @@ def origin(event: Event) -> str:
     return f"program {event['program']}, weights {event['weights']}{cache}"
 
 
+# -- stdout --------------------------------------------------------------------------------------
+
+
 def stream_ids(event: Event) -> None:
     """Print ids as they come, on one line."""
     if event["event"] == "token":
@@ -65,9 +111,54 @@ def stream_json(event: Event) -> None:
     sys.stdout.flush()
 
 
-def until_nobody_reads(
-    show: Callable[[Event], None], outputs: Sequence[Path | None]
-) -> Callable[[Event], None]:
+def stream_text(event: Event) -> None:
+    """Print the answer's characters as they come; what is thought before it goes to stderr."""
+    if event["event"] == "token":
+        for name, part in event.get("channels", {}).items():
+            if name != RESPONSE:
+                _write(part, is_answer=False)
+        _write(event["text"], is_answer=True)
+    elif event["event"] == "end":
+        click.echo()
+
+
+def answer_only(show: Show) -> Show:
+    """Return `show` of text without what is thought before the answer."""
+    return lambda event: show({key: event[key] for key in event if key != "channels"})
+
+
+def _write(text: str, *, is_answer: bool) -> None:
+    stream = sys.stdout if is_answer else sys.stderr
+    click.echo(_tame(text) if stream.isatty() else text, nl=False, err=not is_answer)
+    stream.flush()
+
+
+def _tame(text: str) -> str:
+    """Return text without the control characters by which it could rule a terminal."""
+    return "".join(
+        "\ufffd" if c not in _KEPT and (c < " " or "\x7f" <= c < "\xa0") else c for c in text
+    )
+
+
+def with_rate(show: Show) -> Show:
+    """Return `show` with tokens per second on stderr, where that is a terminal and stdout is none:
+    on one screen the line would stand in the middle of the text.
+    """
+    if not sys.stderr.isatty() or sys.stdout.isatty():
+        return show
+    rate = TokenRate()
+
+    def show_both(event: Event) -> None:
+        show(event)
+        if event["event"] == "token":
+            rate.token()
+        elif event["event"] == "end":
+            rate.close()
+
+    return show_both
+
+
+def until_nobody_reads(show: Show, outputs: Sequence[Path | None]) -> Show:
     """Return `show`, which goes on in silence when stdout's reader has gone, or it was closed from
     the start, but files were asked for too: those are written whether somebody reads or not.
     """

@@ -1,0 +1,101 @@
+"""How `run` answers: what is drawn, what ends it, and whether text or ids are printed."""
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import click
+
+from k3tool.errors import ArtifactError, UsageError
+from k3tool.runtime.options import parse_ids
+from k3tool.runtime.sampling import Sampler
+from k3tool.text.reply import Reply
+from k3tool.text.tokenizer import has_tokenizer
+from stages import options as common
+from stages.run.prompt import Prompt, Say, tokenizer_of
+
+IDS, TEXT = "ids", "text"
+SAMPLING = ("temperature", "top_p", "top_k", "seed")
+
+
+def answer_options() -> common.Decorator:
+    """Return the options that this module reads."""
+    options = (
+        click.option(
+            "--temperature", type=float, metavar="T",
+            help="Draw tokens, at this temperature. Default: 0, the best token each time.",
+        ),
+        click.option(
+            "--top-p", type=float, metavar="P",
+            help="With --temperature: draw from the fewest best tokens that together have this "
+            "share.",
+        ),
+        click.option(
+            "--top-k", type=int, metavar="K", help="With --temperature: draw from the K best."
+        ),
+        click.option(
+            "--seed", type=int, metavar="N",
+            help="With --temperature: one seed, the same tokens on every machine. Default: 0.",
+        ),
+        click.option(
+            "--stop-id", multiple=True, metavar="N", help="Stop at this token too; repeatable."
+        ),
+        click.option(
+            "--stop", multiple=True, metavar="TEXT",
+            help="Stop before this text, wherever tokens divide it; repeatable.",
+        ),
+        click.option("--ignore-eos", is_flag=True, help="Do not stop at the model's end tokens."),
+        click.option(
+            "--show", type=click.Choice([TEXT, IDS]),
+            help="Print text or token ids. Default: what the prompt is.",
+        ),
+        click.option(
+            "-q", "--quiet", is_flag=True, help="Print the answer alone, nothing on stderr."
+        ),
+    )  # fmt: skip
+
+    def decorate(command: Callable[..., object]) -> Callable[..., object]:
+        for option in reversed(options):
+            command = option(command)
+        return command
+
+    return decorate
+
+
+def sampler_of(given: Mapping[str, Any]) -> Sampler:
+    """Return what SAMPLING says. Raises: UsageError naming the option."""
+    asked = {name: value for name, value in given.items() if value is not None}
+    if asked and "temperature" not in asked:
+        option = "--" + next(iter(asked)).replace("_", "-")
+        raise UsageError(option, got="no --temperature", need="both: without one nothing is drawn")
+    return Sampler(**asked)
+
+
+def stop_ids_of(words: tuple[str, ...]) -> tuple[int, ...]:
+    """Return the ids of --stop-id. Raises: UsageError quoting what is none."""
+    return tuple(token for word in words for token in parse_ids(word, "--stop-id"))
+
+
+def shown_as(show: str | None, ids: str | None) -> str:
+    """Return whether text or ids are printed: what was asked for, else what came in."""
+    return show or (TEXT if ids is None else IDS)
+
+
+def reply_of(
+    prompt: Prompt, folder: Path, cache: Path | None, stops: tuple[str, ...],
+    *, needs_text: bool, wants_text: bool, note: Say,
+) -> Reply | None:  # fmt: skip
+    """Return what makes text of the answer's tokens; None where nobody needs it, or, where text is
+    only wanted, where the model's folder has no tokenizer that can be read.
+
+    Raises: ArtifactError for a tokenizer that is needed.
+    """
+    tokenizer = prompt.tokenizer
+    if tokenizer is None and (needs_text or stops):
+        tokenizer = tokenizer_of(folder, cache)
+    elif tokenizer is None and wants_text and has_tokenizer(folder):
+        try:
+            tokenizer = tokenizer_of(folder, cache)
+        except ArtifactError as error:
+            note(f"no text beside ids: {error.text()}")
+    return None if tokenizer is None else Reply(tokenizer, stops, prompt.channel)

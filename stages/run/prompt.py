@@ -1,0 +1,158 @@
+"""What `run` is asked to go on from: token ids, text, or a conversation; exactly one of them."""
+
+import io
+import os
+import stat
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import click
+
+from k3tool.checkpoint.regular_file import MOST_BYTES, read_regular
+from k3tool.errors import UsageError
+from k3tool.model.config import K3Config
+from k3tool.runtime.cache import default_cache
+from k3tool.runtime.options import parse_ids
+from k3tool.text.chat import (
+    DEFAULT_EFFORT,
+    EFFORTS,
+    NO_THINKING,
+    Message,
+    chat_ids,
+    first_channel,
+    read_history,
+)
+from k3tool.text.tokenizer import Tokenizer, open_tokenizer
+from stages import options as common
+
+Say = Callable[[str], None]
+_SOURCES = {"ids": "--ids", "prompt": "--prompt", "prompt_file": "--prompt-file"}
+_OF_CHAT = {"system": "--system", "thinking": "--thinking", "history": "--history"}
+_NEED = "token ids (--ids 1,2,3), a text (--prompt, --prompt-file, or piped into stdin)"
+
+
+@dataclass(frozen=True, slots=True)
+class Given:
+    """The options that make a prompt, as they were given."""
+
+    ids: str | None = None
+    prompt: str | None = None
+    prompt_file: Path | None = None
+    chat: bool = False
+    system: str | None = None
+    thinking: str | None = None
+    history: Path | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """The ids to go on from. `channel` is the one that a conversation leaves open."""
+
+    ids: tuple[int, ...]
+    tokenizer: Tokenizer | None = None
+    channel: str | None = None
+
+
+def prompt_options() -> common.Decorator:
+    """Return the options of Given."""
+    options = (
+        click.option("--ids", metavar="1,2,3", help="The prompt, as token ids."),
+        click.option("--prompt", metavar="TEXT", help="The prompt, as text."),
+        click.option(
+            "--prompt-file", type=common.PATH, metavar="FILE",
+            help="The prompt, as the bytes of a file. Without any of these: what is piped in.",
+        ),
+        click.option("--chat", is_flag=True, help="Make the prompt a message of a conversation."),
+        click.option("--system", metavar="TEXT", help="With --chat: a system message in front."),
+        click.option(
+            "--thinking", type=click.Choice([*EFFORTS, NO_THINKING]),
+            help=f"With --chat: how much to think before the answer. Default: {DEFAULT_EFFORT}.",
+        ),
+        click.option(
+            "--history", type=common.PATH, metavar="FILE.jsonl",
+            help="With --chat: the messages so far, one JSON object a line (role, content).",
+        ),
+    )  # fmt: skip
+
+    def decorate(command: Callable[..., object]) -> Callable[..., object]:
+        for option in reversed(options):
+            command = option(command)
+        return command
+
+    return decorate
+
+
+def read_prompt(given: Given, folder: Path, cache: Path | None, note: Say) -> Prompt:
+    """Return the prompt, before any weight is read; `note` hears when stdin is waited for.
+
+    Raises: UsageError for none, for two, and for an empty one; ArtifactError for files.
+    """
+    _check_together(given)
+    if given.ids is not None:
+        return Prompt(parse_ids(given.ids))
+    if given.chat:
+        messages = _conversation(given, note)
+        effort = given.thinking or DEFAULT_EFFORT
+        tokenizer = tokenizer_of(folder, cache)
+        ids = chat_ids(tokenizer, messages, effort)
+        return Prompt(tuple(ids), tokenizer, first_channel(effort))
+    data = _text(given, note)
+    tokenizer = tokenizer_of(folder, cache)
+    return Prompt(tuple(tokenizer.encode_bytes(data)), tokenizer)
+
+
+def tokenizer_of(folder: Path, cache: Path | None) -> Tokenizer:
+    """Open a model's tokenizer. Raises: ArtifactError."""
+    config = K3Config.load(folder / "config.json")
+    return open_tokenizer(folder, config.vocab_size, cache or default_cache())
+
+
+def _check_together(given: Given) -> None:
+    several = [option for name, option in _SOURCES.items() if getattr(given, name) is not None]
+    if len(several) > 1:
+        raise UsageError(several[1], got=f"also {several[0]}", need="one of them")
+    if given.chat and given.ids is not None:
+        raise UsageError("--chat", got="also --ids", need="one of them: ids are given as they are")
+    for name, option in _OF_CHAT.items():
+        if getattr(given, name) is not None and not given.chat:
+            raise UsageError(option, got="no --chat", need="both")
+
+
+def _conversation(given: Given, note: Say) -> list[Message]:
+    messages = [] if given.system is None else [Message("system", given.system)]
+    if given.history is not None:
+        messages += read_history(given.history, read_regular(given.history, "messages, one a line"))
+    is_asked = given.history is not None and messages[-1].role == "user"
+    if is_asked and given.prompt is None and given.prompt_file is None:
+        return messages
+    data = _text(given, note)
+    # What is no UTF-8 stays the bytes it is: surrogates, which the tokenizer knows.
+    return [*messages, Message("user", data.decode("utf-8", "surrogateescape"))]
+
+
+def _text(given: Given, note: Say) -> bytes:
+    """Return the bytes of the text that was given or is piped in."""
+    if given.prompt is not None:
+        option, data = "--prompt", os.fsencode(given.prompt)
+    elif given.prompt_file is not None:
+        option, data = "--prompt-file", read_regular(given.prompt_file, "a text")
+    elif _is_piped():
+        note("reading the prompt from stdin")
+        option, data = "stdin", sys.stdin.buffer.read(MOST_BYTES + 1)
+    else:
+        raise UsageError("prompt", got="none", need=_NEED)
+    if not 0 < len(data) <= MOST_BYTES:
+        got = f"more than {MOST_BYTES} bytes" if data else "an empty text"
+        raise UsageError(option, got=got, need="at least a character, and no more than fits")
+    return data
+
+
+def _is_piped() -> bool:
+    """Return whether stdin holds something that was meant for us: no terminal, no null device."""
+    try:
+        mode = os.fstat(sys.stdin.fileno()).st_mode
+    except (OSError, ValueError, io.UnsupportedOperation):
+        return False  # closed, or a test's
+    return stat.S_ISFIFO(mode) or stat.S_ISREG(mode) or stat.S_ISSOCK(mode)
