@@ -16,7 +16,8 @@ Columns = npt.NDArray[Any]
 
 # What text says of a token; position -1 and margin NaN where it does not say.
 ROW_DTYPE = np.dtype([("step", "<u4"), ("position", "<i8"), ("id", "<u4"), ("margin", "<f8")])
-BLOCK_ROWS = 1 << 16
+BLOCK_ROWS = 1 << 16  # that are compared at once
+BLOCK_BYTES = 1 << 21  # that are kept before they go to the file
 
 
 class Spill:
@@ -25,6 +26,7 @@ class Spill:
     def __init__(self, dtype: np.dtype[Any] = ROW_DTYPE) -> None:
         """Begin with no rows."""
         self._dtype = dtype
+        self._most_rows = max(1, BLOCK_BYTES // dtype.itemsize)
         self._file: IO[bytes] | None = None
         self._single: list[tuple[Any, ...]] = []
         self._parts: list[Columns] = []
@@ -38,7 +40,7 @@ class Spill:
     def append(self, row: tuple[Any, ...]) -> None:
         """Add one row. Raises: K3Error when the disk is full."""
         self._single.append(row)
-        if len(self._single) == BLOCK_ROWS:
+        if len(self._single) >= self._most_rows:
             self._gather()
 
     def extend(self, rows: Columns) -> None:
@@ -71,7 +73,7 @@ class Spill:
     def _keep(self, rows: Columns) -> None:
         self._parts.append(rows)
         self._n_kept += len(rows)
-        if self._n_kept > 4 * BLOCK_ROWS:
+        if self._n_kept > self._most_rows:
             self._write()
 
     def _write(self) -> None:

@@ -6,10 +6,11 @@ One file a subcommand. To add one: a file with `command` (click) and `run(option
 
 import click
 
-from stages.verify import coverage, plan, ranks
+from stages.verify import coverage, logits, plan, ranks
 
 SUBCOMMANDS = (
     ranks.command,
+    logits.command,
     plan.command,
     coverage.command,
 )
@@ -17,13 +18,14 @@ SUBCOMMANDS = (
 
 @click.group("verify")
 def command() -> None:
-    """Compare token streams, and check plans, weights and handlers.
+    """Compare token streams and logits, and check plans, weights and handlers.
 
     One line per check: PASS, FAIL or NOT RUN. Nothing compared is a failure.
 
     \b
     Example:
       k3tool verify ranks tokens-tp8.h5
+      k3tool verify logits logits.npz reference.npz
       k3tool verify plan plan.h5
     """
 

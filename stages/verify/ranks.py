@@ -1,7 +1,6 @@
 """`k3tool verify ranks`: compare the ranks of runs, and runs of any engine with each other."""
 
 import math
-import os
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -11,7 +10,7 @@ import click
 from k3tool.compare.differences import NEAR_TIE, Difference
 from k3tool.compare.ranks import Comparison, Terms, compare
 from k3tool.compare.records import Record, read_record
-from k3tool.errors import UnsoundError, UsageError
+from k3tool.errors import UnsoundError
 from k3tool.tables import Column, Table
 from k3tool.terminal import print_table
 from k3tool.verdict import require
@@ -41,25 +40,11 @@ def run(options: Options) -> Result:
 
     Raises: UsageError for a file given twice; ArtifactError for damaged or unrelated inputs.
     """
-    _require_several(options.files)
+    shared.require_apart(options.files)
     records = tuple(read_record(path) for path in options.files)
     found = compare(records, Terms(options.near_tie))
     made = shared.result_of(found.checks, strict=options.strict)
     return Result(made.checks, made.sound and found.verdict == "identical", records, found)
-
-
-def _require_several(files: Sequence[Path]) -> None:
-    """Refuse a file that comes twice: it equals itself, and nothing would have been compared."""
-    seen: dict[tuple[int, int], Path] = {}
-    for path in files:
-        try:
-            entry = os.stat(path)
-        except OSError:
-            continue  # the reader says what is wrong with it
-        first = seen.setdefault((entry.st_dev, entry.st_ino), path)
-        if first is not path:
-            got = "the same file" if first == path else f"the same file as {first}"
-            raise UsageError(str(path), got=got, need="each file once: it equals itself")
 
 
 # -- what is printed -----------------------------------------------------------------------------

@@ -1,11 +1,14 @@
 """What the subcommands of `k3tool verify` share: how checks are reported, and `--strict`."""
 
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from pathlib import Path
 
 import click
 
 from k3tool.artifact import canonical_json
+from k3tool.errors import UsageError
 from k3tool.verdict import Check, is_sound, require, summary
 from stages import options as common
 
@@ -21,6 +24,23 @@ class Result:
 def result_of(checks: Sequence[Check], *, strict: bool) -> Result:
     """Return checks with what they amount to."""
     return Result(tuple(checks), is_sound(checks, strict=strict))
+
+
+def require_apart(files: Sequence[Path]) -> None:
+    """Refuse a file that comes twice: it equals itself, and nothing would have been compared.
+
+    Raises: UsageError naming both.
+    """
+    seen: dict[tuple[int, int], Path] = {}
+    for path in files:
+        try:
+            entry = os.stat(path)
+        except OSError:
+            continue  # the reader says what is wrong with it
+        first = seen.setdefault((entry.st_dev, entry.st_ino), path)
+        if first is not path:
+            got = "the same file" if first == path else f"the same file as {first}"
+            raise UsageError(str(path), got=got, need="each file once: it equals itself")
 
 
 def strict(what: str = "Fail when a check was NOT RUN.") -> common.Decorator:
@@ -51,10 +71,16 @@ def total(result: Result) -> str:
     return f"{'PASS' if result.sound else 'FAIL'}: {summary(result.checks)}"
 
 
-def report(result: Result, what: str, *, strict: bool, as_json: bool) -> None:
-    """Print a result. Raises: UnsoundError (exit 4) unless the checks amount to a pass."""
+def report(
+    result: Result, what: str, *, strict: bool, as_json: bool,
+    more: Mapping[str, object] | None = None,
+) -> None:  # fmt: skip
+    """Print a result; `more` goes into its JSON.
+
+    Raises: UnsoundError (exit 4) unless the checks amount to a pass.
+    """
     if as_json:
-        show_json(result)
+        show_json(result, more)
     else:
         show_lines(result)
     require(result.checks, what, strict=strict)

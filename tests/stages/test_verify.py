@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
@@ -98,6 +99,80 @@ def test_a_plan_and_its_stream_in_either_order(k3tool: Run, isa: Path) -> None:
     for files in ((plan, isa), (isa, plan)):  # of another plan: refused in either order too
         assert k3tool("verify", "plan", *files).code == 3
     assert "order does not matter" in " ".join(k3tool("verify", "plan", "--help").out.split())
+
+
+def test_records_of_any_engine_are_tabled_and_compared(k3tool: Run, tmp_path: Path) -> None:
+    ours = tokens(tmp_path / "a.h5", [[5, 6, 7]] * 2)
+    theirs, odd = tmp_path / "b.txt", tmp_path / "c.jsonl"
+    theirs.write_text("5, 6, 7\r\n")
+    odd.write_text('{"token_id": 5}\n{"token_id": 6}\n{"token_id": 8, "margin": 0.01}\n')
+    done = k3tool("verify", "ranks", ours, theirs)
+    assert done.code == 0, done
+    assert [line.split()[1:] for line in done.out.splitlines()[:3]] == [
+        ["kind", "ranks", "tokens", "prompt"], ["tokens.h5", "2", "3", "2", "ids"],
+        ["ids", "-", "3", "unknown"],
+    ]  # fmt: skip
+    done = k3tool("verify", "ranks", ours, theirs, odd)
+    assert done.code == 4
+    assert f"majority: 2 of 3 streams are equal; apart: {odd} from step 2 on" in done.out
+    assert "\nverdict: real\n" in done.out
+    near = k3tool("verify", "ranks", theirs, odd, "--near-tie", "0.01", "--json")
+    assert near.code == 4
+    data = json.loads(near.out)
+    assert (data["verdict"], data["sound"], data["near_tie"]) == ("near tie", False, 0.01)
+    assert (data["differences"][0]["step"], data["differences"][0]["right"]["margin"]) == (2, 0.01)
+    assert [stream["tokens"] for stream in data["streams"]] == [{"0": 3}, {"0": 3}]
+
+
+def test_a_file_given_twice_compares_nothing_and_is_refused(k3tool: Run, tmp_path: Path) -> None:
+    path, link = tmp_path / "a.txt", tmp_path / "link"
+    path.write_text("5 6")
+    link.symlink_to(path)
+    for other in (path, link):
+        assert k3tool("verify", "ranks", path, other).code == 2
+        assert "it equals itself" in k3tool("verify", "ranks", path, other).err
+    for bound in ("-1", "nan", "inf"):
+        assert k3tool("verify", "ranks", path, path, "--near-tie", bound).code == 2
+    path.write_text("5,,6")
+    assert k3tool("verify", "ranks", path).code == 3
+
+
+# -- logits --------------------------------------------------------------------------------------
+
+
+def test_logits_of_a_run_are_those_of_the_released_code(
+    k3tool: Run, tmp_path: Path, oracle: Callable[[str], Path], prompts: Run
+) -> None:
+    ids = ",".join(map(str, prompts("tiny13")["p7"]))
+    run, gold = tmp_path / "run.npz", oracle("tiny13").parent / "tiny13.gold.npz"
+    done = k3tool("run", oracle("tiny13"), "--ids", ids, "--gen", 4, "--ignore-eos",
+                  "--cache", tmp_path / "cache", "--logits", run)  # fmt: skip
+    assert done.code == 0, done.err
+    done = k3tool("verify", "logits", run, gold, "--name", "p7")
+    assert done.code == 0, done
+    lines = done.out.splitlines()
+    assert lines[0].split() == ["position", "step", "max", "at", "id", "rms/dev", "KL", "run",
+                                "ref", "margin"]  # fmt: skip
+    worst = re.compile(r"PASS    largest \|difference\|: worst=0\.\d\dx tol at \(position .*")
+    assert any(map(worst.fullmatch, lines))
+    assert "NOT RUN steps, positions 10-37: not in" in done.out
+    assert lines[-1] == "PASS: 5 PASS, 0 FAIL, 1 NOT RUN"
+    assert len([line for line in lines if line[:8].strip().isdigit()]) == 10
+    whole = k3tool("verify", "logits", run, gold, "--name", "p7", "--all").out.splitlines()
+    assert len([line for line in whole if line[:8].strip().isdigit()]) == 11
+    data = json.loads(k3tool("verify", "logits", run, gold, "--name", "p7", "--json").out)
+    assert (len(data["positions"]), data["tolerances"]["max_abs"], data["sound"]) == (
+        11,
+        2e-4,
+        True,
+    )
+    # Controls: strictness, a tolerance that nothing keeps, another prompt, no name, no file.
+    assert k3tool("verify", "logits", run, gold, "--name", "p7", "--strict").code == 4
+    tight = k3tool("verify", "logits", run, gold, "--name", "p7", "--max-abs", "1e-9")
+    assert (tight.code, "FAIL    largest |difference|: worst=" in tight.out) == (4, True)
+    for arguments, code in (([gold, "--name", "p40"], 3), ([gold], 3), ([tmp_path / "none"], 3),
+                            ([run], 2), ([gold, "--rms", "0"], 2), ([gold, "--kl", "nan"], 2)):  # fmt: skip
+        assert k3tool("verify", "logits", run, *arguments).code == code
 
 
 # -- coverage ------------------------------------------------------------------------------------

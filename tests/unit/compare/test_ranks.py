@@ -318,7 +318,7 @@ def test_what_is_no_file_is_refused(tmp_path: Path) -> None:
 def test_streams_longer_than_memory_may_hold_are_mapped_and_compared(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(spill, "BLOCK_ROWS", 8)
+    monkeypatch.setattr(spill, "BLOCK_BYTES", 256)
     monkeypatch.setattr(id_lists, "_BLOCK_BYTES", 7)
     ids = list(range(1000, 1500))
     plain = FORMS["commas"](tmp_path / "a", ids)
