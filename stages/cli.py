@@ -27,6 +27,7 @@ try:
     from k3tool import __version__
     from k3tool.errors import K3Error, TargetError
     from k3tool.memory import STARTUP_BYTES, require_room, rooms
+    from stages.help import EXIT_CODES, finish
 except KeyboardInterrupt:  # Ctrl-C while modules load is Ctrl-C all the same
     sys.exit(INTERRUPTED)
 
@@ -77,6 +78,7 @@ class LazyGroup(click.Group):
         require_room(STARTUP_BYTES, f"{cmd_name} before any work")
         command = importlib.import_module(COMMANDS[cmd_name].module).command
         assert isinstance(command, click.Command)
+        finish(command)
         return command
 
     def resolve_command(
@@ -109,7 +111,10 @@ class LazyGroup(click.Group):
 
 
 @click.command(
-    cls=LazyGroup, name="k3tool", context_settings={"help_option_names": ["-h", "--help"]}
+    cls=LazyGroup,
+    name="k3tool",
+    context_settings={"help_option_names": ["-h", "--help"]},
+    epilog=EXIT_CODES,
 )
 @click.version_option(__version__, prog_name="k3tool")
 @click.option("--traceback", is_flag=True, help="Show where in the code an error arose.")

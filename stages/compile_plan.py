@@ -245,7 +245,7 @@ def parse_eps(values: tuple[str, ...]) -> dict[str, float]:
 @common.tp()
 @click.option("--target", default="cpu", show_default=True, help="What the plan is for.")
 @click.option(
-    "--workgroups", type=int, metavar="W", help="Workgroups to lay out for. Default: the target's."
+    "--workgroups", type=int, metavar="N", help="Workgroups to lay out for. Default: the target's."
 )
 @click.option(
     "--chunk",

@@ -42,6 +42,6 @@ def command(shell: str) -> None:
     \b
     Example:
       k3tool completion bash > ~/.local/share/bash-completion/completions/k3tool
-      eval "$(k3tool completion bash)"
+      k3tool completion fish > ~/.config/fish/completions/k3tool.fish
     """
     click.echo(run(Options(shell)))

@@ -153,11 +153,12 @@ def _parse_range(
 @click.command("disasm")
 @click.argument("file", type=common.PATH)
 @click.option("--phase", type=click.Choice(ALL_PHASES), help="Only this phase.")
-@click.option("--rank", type=click.IntRange(min=0), default=0, show_default=True, help="Whose.")
+@click.option("--rank", type=click.IntRange(min=0), default=0, show_default=True, metavar="R",
+              help="Whose.")  # fmt: skip
 @click.option("--range", "rows", callback=_parse_range, metavar="A:B", help="Instructions A to B.")
 @click.option("--workgroup", type=click.IntRange(min=0), help="The queue of one workgroup.")
 @click.option(
-    "--assemble", "listing", type=common.PATH, metavar="TEXT", help="Read a plan's listing back."
+    "--assemble", "listing", type=common.PATH, metavar="FILE", help="Read a plan's listing back."
 )
 @common.output("the plan that --assemble makes", required=False)
 def command(

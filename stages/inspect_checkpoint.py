@@ -183,7 +183,11 @@ def values_verdict(values: "Values") -> str:
     help="Compare with a fingerprint written before.",
 )
 @click.option(
-    "--jobs", type=click.IntRange(min=0), default=0, help="Threads of --values; 0 is one a CPU."
+    "--jobs",
+    type=click.IntRange(min=0),
+    default=0,
+    show_default=True,
+    help="Threads of --values; 0 is one a CPU.",
 )
 @click.option("--markdown", is_flag=True, help="Print the report as markdown.")
 @options.output("a coverage artifact", required=False)

@@ -67,7 +67,7 @@ def run(opts: Options, say: Callable[[str], None] | None = None) -> SampleInfo:
 @click.option(
     "--preset",
     type=click.Choice(sorted(PRESETS)),
-    help="Which shape (default tiny): tiny takes 8 MB, wide 23 MB, mid 3 GB, k3-slice 8 GB.",
+    help="Which shape: tiny takes 8 MB, wide 23 MB, mid 3 GB, k3-slice 8 GB. Default: tiny.",
 )
 @click.option(
     "--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Seed of the values."
@@ -86,7 +86,7 @@ def run(opts: Options, say: Callable[[str], None] | None = None) -> SampleInfo:
 @click.option(
     "--data",
     type=options.PATH,
-    help="Folder of the released config and index (default: this checkout's tests/data).",
+    help="Folder of the released config and index. Default: this checkout's tests/data.",
 )
 @options.as_json()
 def command(

@@ -45,7 +45,7 @@ def run(options: Options) -> "BenchReport":
 @common.shards()
 @click.option("--count", type=click.IntRange(min=2), default=10, show_default=True, metavar="N",
               help="Budgets.")  # fmt: skip
-@click.option("--ids", default="1,2,3", show_default=True, help="The prompt.")
+@click.option("--ids", metavar="1,2,3", default="1,2,3", show_default=True, help="The prompt.")
 @click.option("--gen", type=click.IntRange(min=1), default=4, show_default=True,
               help="Tokens to generate.")  # fmt: skip
 @click.option("--repeats", type=click.IntRange(min=1), default=3, show_default=True, metavar="N",

@@ -1,0 +1,26 @@
+"""What every command's help has in common, put there in one place: click's own words say less."""
+
+import click
+
+# One line a code; the README and docs/errors.md say more. A test compares them with the classes.
+EXIT_CODES = (
+    "Exit codes: 0 done and sound, 1 failed, 2 usage, 3 an input missing, damaged or mismatched, "
+    "4 the result must not be trusted, 5 this machine lacks something (docs/errors.md)."
+)
+_COUNT, _NUMBER = "N", "X"  # instead of INTEGER RANGE and FLOAT RANGE, beside which the range is
+
+
+def finish(command: click.Command) -> None:
+    """Give a command and its subcommands exit codes at the end, and numbers a short name."""
+    command.epilog = EXIT_CODES
+    for one in command.params:
+        if isinstance(one, click.Option) and one.metavar is None and not one.is_flag:
+            if isinstance(one.type, click.types.IntParamType):
+                one.metavar = _COUNT
+            elif isinstance(one.type, click.types.FloatParamType):
+                one.metavar = _NUMBER
+            elif one.type is click.STRING and one.opts[-1].startswith("--"):
+                one.metavar = one.opts[-1][2:].upper()  # --target TARGET, not TEXT
+    if isinstance(command, click.Group):
+        for subcommand in command.commands.values():
+            finish(subcommand)
