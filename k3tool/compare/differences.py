@@ -24,7 +24,8 @@ MAX_LOGIT_ERROR = 2e-4  # of one right binary32 implementation against the float
 NEAR_TIE = 4 * MAX_LOGIT_ERROR
 
 Verdict = Literal["near tie", "real", "prefix"]
-Decode = Callable[[int], str]
+Decode = Callable[[Sequence[int]], str]
+_CONTEXT_TOKENS = 8  # that both have, before the difference
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,10 +78,11 @@ def first_row(a: Columns, b: Columns, fields: Sequence[str]) -> tuple[int, tuple
 
 def compare_streams(
     a: Columns, b: Columns, fields: Sequence[str], names: tuple[str, str],
-    *, near_tie: float, decode: Decode | None = None,
+    *, near_tie: float | None, decode: Decode | None = None,
 ) -> Difference | None:  # fmt: skip
     """Return where two streams first differ in any field or in length; None where nowhere.
 
+    `near_tie` None: tokens were drawn, so that no difference is one of rounding.
     Shapes: a (N,), b (M,) with `step`, `id` and all of `fields`.
     """
     found = first_row(a, b, fields)
@@ -101,6 +103,9 @@ def compare_streams(
         if ids is not None:
             note = f" (ids from step {a['step'][ids]} on)"
     step = int(a["step"][row])
+    if decode is not None:
+        before = a["id"][max(0, row - _CONTEXT_TOKENS) : row].tolist()
+        note += f", behind {quoted(decode(before))}"
     text = (
         f"first difference at step {step} in {', '.join(which)}{note}: "
         f"{left.words()}; {right.words()}: {_reason(verdict, left, right, which, near_tie)}"
@@ -127,18 +132,22 @@ def _side(row: Columns, name: str, decode: Decode | None) -> Side:
         name, token,
         float(row["best"][0]) if has_logit else None,
         None if math.isnan(margin) and not has_logit else margin,
-        None if decode is None else decode(token),
+        None if decode is None else decode([token]),
     )  # fmt: skip
 
 
-def _is_near(left: Side, right: Side, near_tie: float) -> bool:
+def _is_near(left: Side, right: Side, near_tie: float | None) -> bool:
+    if near_tie is None:
+        return False
     known = [side.margin for side in (left, right) if side.margin is not None]
     return bool(known) and all(0 <= margin <= near_tie for margin in known)
 
 
 def _reason(
-    verdict: Verdict, left: Side, right: Side, fields: Sequence[str], near_tie: float
+    verdict: Verdict, left: Side, right: Side, fields: Sequence[str], near_tie: float | None
 ) -> str:
+    if near_tie is None:
+        return "real (tokens were drawn: no margin explains it)"
     if verdict == "near tie":
         return f"near tie (margin at most {near_tie:.3g})"
     if "id" not in fields:

@@ -25,6 +25,7 @@ _ONE_QUESTION = {
     "numerics": "each mode of the arithmetic has bits of its own: compare runs of one --numerics",
     "prompt": "compare runs of one prompt (run --ids)",
     "prompt_tokens": "compare runs of one prompt (run --ids)",
+    "sampling": "compare runs of one --temperature, --top-p, --top-k and --seed",
 }
 _WORDS = {
     "id": "ids", "position": "positions", "best": "logits", "margin": "margins",
@@ -103,8 +104,9 @@ def _compare_ranks(found: Comparison, record: Record, terms: Terms) -> None:
     first, found.compared = record.ranks[ranks[0]], True
     for rank in ranks[1:]:
         names = (f"rank {ranks[0]}", f"rank {rank}")
+        near_tie = None if record.is_sampled else terms.near_tie
         difference = compare_streams(
-            first, record.ranks[rank], fields, names, near_tie=terms.near_tie, decode=terms.decode
+            first, record.ranks[rank], fields, names, near_tie=near_tie, decode=terms.decode
         )
         if difference is not None:
             found.differences.append(difference)
@@ -195,9 +197,8 @@ def _compare_records(found: Comparison, left: Record, right: Record, terms: Term
         found.checks.append(failed(name, "no token: nothing to compare"))
         return
     found.compared, names = True, (left.name, right.name)
-    difference = compare_streams(
-        a, b, fields, names, near_tie=terms.near_tie, decode=terms.decode
-    )  # fmt: skip
+    near_tie = None if left.is_sampled or right.is_sampled else terms.near_tie
+    difference = compare_streams(a, b, fields, names, near_tie=near_tie, decode=terms.decode)
     if difference is not None:
         found.differences.append(difference)
         found.checks.append(failed(name, difference.text))

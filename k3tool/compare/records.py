@@ -40,7 +40,8 @@ class Record:
 
     `fields` are the columns that were recorded. `n_ranks` is how many ranks ran, None where the
     file knows no ranks. `facts` are what the file says of the run (checkpoint, numerics, prompt,
-    prompt_tokens, tp), each with its text. `faults` were met while reading: it must not be trusted.
+    prompt_tokens, tp, sampling), each with its text. `faults` were met while reading: the record
+    must not be trusted.
     """
 
     name: str
@@ -56,6 +57,11 @@ class Record:
     def has_bits(self) -> bool:
         """Return whether its numbers can be held to the bit: the run is known to be ours."""
         return {"checkpoint", "numerics"} <= set(self.facts)
+
+    @property
+    def is_sampled(self) -> bool:
+        """Return whether its tokens are known to be drawn: margins then explain nothing."""
+        return self.facts.get("sampling", (None, ""))[0] is not None
 
     def stream(self) -> Columns:
         """Return the lowest rank's rows with the digest of all ranks' logits where that is there.
@@ -111,9 +117,15 @@ def of_tokens(file: TokenFile) -> Record:
         "prompt": (file.prompt, quoted(file.prompt)),
         "prompt_tokens": (len(file.prompt), str(len(file.prompt))),
         "tp": (file.tp, str(file.tp)),
+        "sampling": _sampling(file.params.get("sampling")),
     }
     program = file.input("isa").content_sha256
     return Record(file.name, "tokens.h5", file.ranks, _ORDER, file.tp, facts, program)
+
+
+def _sampling(value: object) -> tuple[object, str]:
+    """Return how tokens were chosen, and in words."""
+    return value, "none (the best is taken)" if value is None else shown(value)
 
 
 def _of_lines(lines: LineReader) -> Record:
@@ -123,6 +135,8 @@ def _of_lines(lines: LineReader) -> Record:
         facts["checkpoint"] = (start["checkpoint"], f"{start['checkpoint'][:16]}..")
     if "numerics" in start:
         facts["numerics"] = (start["numerics"], shown(start["numerics"]))
+    if "sampling" in start:
+        facts["sampling"] = _sampling(start["sampling"])
     for name in ("prompt_tokens", "tp"):
         if isinstance(start.get(name), int):
             facts[name] = (start[name], str(start[name]))

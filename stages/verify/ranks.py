@@ -7,12 +7,15 @@ from pathlib import Path
 
 import click
 
-from k3tool.compare.differences import NEAR_TIE, Difference
+from k3tool.compare.differences import NEAR_TIE, Decode, Difference
 from k3tool.compare.ranks import Comparison, Terms, compare
 from k3tool.compare.records import Record, read_record
 from k3tool.errors import UnsoundError
+from k3tool.model.config import K3Config
+from k3tool.runtime.cache import default_cache
 from k3tool.tables import Column, Table
 from k3tool.terminal import print_table
+from k3tool.text.tokenizer import open_tokenizer
 from k3tool.verdict import require
 from stages import options as common
 from stages.verify import shared
@@ -25,6 +28,7 @@ class Options:
     files: tuple[Path, ...]
     strict: bool = False
     near_tie: float = NEAR_TIE
+    tokenizer: Path | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,9 +46,25 @@ def run(options: Options) -> Result:
     """
     shared.require_apart(options.files)
     records = tuple(read_record(path) for path in options.files)
-    found = compare(records, Terms(options.near_tie))
+    decode, vocab_size = None, None
+    if options.tokenizer is not None:
+        decode, vocab_size = _decoder(options.tokenizer)
+    found = compare(records, Terms(options.near_tie, decode, vocab_size))
     made = shared.result_of(found.checks, strict=options.strict)
     return Result(made.checks, made.sound and found.verdict == "identical", records, found)
+
+
+def _decoder(folder: Path) -> tuple[Decode, int]:
+    """Return what makes text of ids, and how many ids there are. Raises: ArtifactError."""
+    n_ids = K3Config.load(folder / "config.json").vocab_size
+    tokenizer = open_tokenizer(folder, n_ids, default_cache())
+
+    def decode(ids: Sequence[int]) -> str:
+        parts = (tokenizer.control_tokens.get(token, "").encode() or tokenizer.token_bytes(token)
+                 for token in ids)  # fmt: skip
+        return b"".join(parts).decode(errors="replace")
+
+    return decode, n_ids
 
 
 # -- what is printed -----------------------------------------------------------------------------
@@ -116,9 +136,15 @@ def _show(result: Result) -> None:
     help="Call a difference a near tie where all known margins are at most this; it is a "
     "difference all the same. The default is for binary32 and few layers: see docs/verify.md.",
 )  # fmt: skip
+@click.option(
+    "--tokenizer", type=common.PATH, metavar="CKPT",
+    help="A checkpoint whose tokenizer makes text of ids; ids past its vocabulary fail.",
+)  # fmt: skip
 @shared.strict()
 @common.as_json()
-def command(files: tuple[Path, ...], near_tie: float, strict: bool, as_json: bool) -> None:
+def command(
+    files: tuple[Path, ...], near_tie: float, tokenizer: Path | None, strict: bool, as_json: bool
+) -> None:
     """Compare the ranks inside each record of tokens, then every record with the first.
 
     A record is a tokens.h5, the events of run --json, another engine's lines of JSON with token
@@ -132,7 +158,7 @@ def command(files: tuple[Path, ...], near_tie: float, strict: bool, as_json: boo
       k3tool verify ranks tp1.h5 tp8.h5
       k3tool verify ranks tokens.h5 events.jsonl other-engine.txt
     """
-    result = run(Options(files, strict, near_tie))
+    result = run(Options(files, strict, near_tie, tokenizer))
     if as_json:
         shared.show_json(result, _json(result, near_tie))
     else:

@@ -124,6 +124,23 @@ def test_records_of_any_engine_are_tabled_and_compared(k3tool: Run, tmp_path: Pa
     assert [stream["tokens"] for stream in data["streams"]] == [{"0": 3}, {"0": 3}]
 
 
+def test_a_difference_is_shown_as_text_where_a_tokenizer_is_given(
+    k3tool: Run, tmp_path: Path
+) -> None:
+    assert k3tool("sample", tmp_path / "ckpt").code == 0
+    for name, ids in (("a", "72 105 33"), ("b", "72 105 46"), ("c", "72 105 99999")):
+        (tmp_path / name).write_text(ids)
+    done = k3tool("verify", "ranks", tmp_path / "a", tmp_path / "b", "--tokenizer",
+                  tmp_path / "ckpt")  # fmt: skip
+    assert (done.code, 'step 2 in id, behind "' in done.out) == (4, True), done
+    assert re.search(r'a has id 33 ".+" \(margin unknown\); \S+b has id 46 ".+" \(', done.out)
+    done = k3tool("verify", "ranks", tmp_path / "a", tmp_path / "c", "--tokenizer",
+                  tmp_path / "ckpt")  # fmt: skip
+    assert "id 99999 at step 2: the vocabulary has 512" in done.out
+    done = k3tool("verify", "ranks", tmp_path / "a", tmp_path / "b", "--tokenizer", tmp_path)
+    assert done.code == 3
+
+
 def test_a_file_given_twice_compares_nothing_and_is_refused(k3tool: Run, tmp_path: Path) -> None:
     path, link = tmp_path / "a.txt", tmp_path / "link"
     path.write_text("5 6")
@@ -170,8 +187,15 @@ def test_logits_of_a_run_are_those_of_the_released_code(
     assert k3tool("verify", "logits", run, gold, "--name", "p7", "--strict").code == 4
     tight = k3tool("verify", "logits", run, gold, "--name", "p7", "--max-abs", "1e-9")
     assert (tight.code, "FAIL    largest |difference|: worst=" in tight.out) == (4, True)
-    for arguments, code in (([gold, "--name", "p40"], 3), ([gold], 3), ([tmp_path / "none"], 3),
-                            ([run], 2), ([gold, "--rms", "0"], 2), ([gold, "--kl", "nan"], 2)):  # fmt: skip
+    refused: list[tuple[list[object], int]] = [
+        ([gold, "--name", "p40"], 3),
+        ([gold], 3),
+        ([tmp_path / "none"], 3),
+        ([run], 2),
+        ([gold, "--rms", "0"], 2),
+        ([gold, "--kl", "nan"], 2),
+    ]
+    for arguments, code in refused:
         assert k3tool("verify", "logits", run, *arguments).code == code
 
 

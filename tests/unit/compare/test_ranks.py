@@ -17,7 +17,7 @@ from k3tool.compare import id_lists, spill
 from k3tool.compare.differences import NEAR_TIE
 from k3tool.compare.ranks import Comparison, Terms, compare
 from k3tool.compare.records import read_record
-from k3tool.errors import ArtifactError
+from k3tool.errors import ArtifactError, listed
 from k3tool.verdict import is_sound
 from tests.unit.compare.streams import FORMS, START, events, lines
 
@@ -149,7 +149,8 @@ def test_other_bits_before_other_ids_are_real_and_say_where_ids_part(tmp_path: P
 
 def test_text_is_shown_where_a_tokenizer_is_given(tmp_path: Path) -> None:
     paths = [flipped(tmp_path / "a", 0.5, 12), flipped(tmp_path / "b", 0.5)]
-    assert 'id 12 "<12>"' in details(verdict(paths, decode=lambda token: f"<{token}>"))
+    assert 'behind "<10, 11>": ' in details(verdict(paths, decode=lambda ids: f"<{listed(ids)}>"))
+    assert 'id 12 "<12>"' in details(verdict(paths, decode=lambda ids: f"<{listed(ids)}>"))
 
 
 # -- three and more ------------------------------------------------------------------------------
@@ -245,6 +246,25 @@ def test_runs_of_other_questions_are_refused_as_far_as_files_say(tmp_path: Path)
         other = lines(tmp_path / "b", [START | changed, *events(IDS)[1:]])
         with pytest.raises(ArtifactError, match=f"{other}: {next(iter(changed))}: got"):
             verdict([first, other])
+
+
+def test_drawn_tokens_are_compared_with_those_drawn_alike_and_know_no_near_tie(
+    tmp_path: Path,
+) -> None:
+    drawn = START | {"sampling": {"temperature": 1.0, "seed": 5}}
+    greedy = FORMS["tokens.h5"](tmp_path / "greedy.h5", IDS)
+    paths = [
+        lines(tmp_path / name, [drawn, *events(ids, margin=1e-6)[1:]])
+        for name, ids in (("a", IDS), ("b", IDS), ("c", [*IDS[:4], 7]))
+    ]
+    assert verdict(paths[:2]).verdict == "identical"
+    found = verdict([paths[0], paths[2]])
+    assert found.verdict == "real"
+    assert "tokens were drawn" in details(found)
+    with pytest.raises(ArtifactError, match=r"sampling: got temperature 1\.0, seed 5, need none"):
+        verdict([greedy, paths[0]])
+    known = lines(tmp_path / "d", [START | {"sampling": None}, *events(IDS)[1:]])
+    assert verdict([greedy, known]).verdict == "identical"
 
 
 # -- text that is no record ----------------------------------------------------------------------
