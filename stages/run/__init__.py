@@ -33,11 +33,11 @@ from stages.run.prompt import Given, prompt_options, read_prompt
 from stages.run.show import (
     Follower,
     Show,
+    TextStream,
     answer_only,
     origin,
     stream_ids,
     stream_json,
-    stream_text,
     summary,
     until_nobody_reads,
     with_rate,
@@ -222,7 +222,7 @@ def command(as_json: bool, verbose: bool, quiet: bool, logits: Path | None, **gi
         needs_text=form == TEXT, wants_text=as_json, note=note,
     )  # fmt: skip
     follower = Follower(reply, is_chat=prompt.channel is not None)
-    show: Show = stream_json if as_json else stream_text if form == TEXT else stream_ids
+    show: Show = stream_json if as_json else TextStream() if form == TEXT else stream_ids
     if quiet:
         show = answer_only(show)
     elif not as_json:

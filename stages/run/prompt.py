@@ -11,7 +11,7 @@ from pathlib import Path
 import click
 
 from k3tool.checkpoint.regular_file import MOST_BYTES, read_regular
-from k3tool.errors import UsageError
+from k3tool.errors import ArtifactError, UsageError
 from k3tool.model.config import K3Config
 from k3tool.runtime.cache import default_cache
 from k3tool.runtime.options import parse_ids
@@ -123,7 +123,7 @@ def _check_together(given: Given) -> None:
 def _conversation(given: Given, note: Say) -> list[Message]:
     messages = [] if given.system is None else [Message("system", given.system)]
     if given.history is not None:
-        messages += read_history(given.history, read_regular(given.history, "messages, one a line"))
+        messages += read_history(given.history, _read("--history", given.history))
     is_asked = given.history is not None and messages[-1].role == "user"
     if is_asked and given.prompt is None and given.prompt_file is None:
         return messages
@@ -137,7 +137,7 @@ def _text(given: Given, note: Say) -> bytes:
     if given.prompt is not None:
         option, data = "--prompt", os.fsencode(given.prompt)
     elif given.prompt_file is not None:
-        option, data = "--prompt-file", read_regular(given.prompt_file, "a text")
+        option, data = "--prompt-file", _read("--prompt-file", given.prompt_file)
     elif _is_piped():
         note("reading the prompt from stdin")
         option, data = "stdin", sys.stdin.buffer.read(MOST_BYTES + 1)
@@ -145,8 +145,17 @@ def _text(given: Given, note: Say) -> bytes:
         raise UsageError("prompt", got="none", need=_NEED)
     if not 0 < len(data) <= MOST_BYTES:
         got = f"more than {MOST_BYTES} bytes" if data else "an empty text"
-        raise UsageError(option, got=got, need="at least a character, and no more than fits")
+        raise UsageError(option, got=got, need=f"1 to {MOST_BYTES} bytes")
     return data
+
+
+def _read(option: str, path: Path) -> bytes:
+    """Return a file's bytes. Raises: ArtifactError naming the option."""
+    try:
+        return read_regular(path, "a file")
+    except ArtifactError as error:  # its next step is for files of a checkpoint
+        place = f"{option}: {error.object}"
+        raise ArtifactError(place, got=error.got, need=error.need) from None
 
 
 def _is_piped() -> bool:

@@ -111,15 +111,31 @@ def stream_json(event: Event) -> None:
     sys.stdout.flush()
 
 
-def stream_text(event: Event) -> None:
-    """Print the answer's characters as they come; what is thought before it goes to stderr."""
-    if event["event"] == "token":
-        for name, part in event.get("channels", {}).items():
-            if name != RESPONSE:
-                _write(part, is_answer=False)
-        _write(event["text"], is_answer=True)
-    elif event["event"] == "end":
-        click.echo()
+class TextStream:
+    """Prints the answer's characters as they come; what is thought before it goes to stderr."""
+
+    def __init__(self) -> None:
+        """Begin at the start of a line."""
+        self._in_thought = False  # in the middle of a line on stderr
+
+    def __call__(self, event: Event) -> None:
+        """Take an event with text."""
+        if event["event"] == "token":
+            for name, part in event.get("channels", {}).items():
+                if name != RESPONSE and part:
+                    _write(part, is_answer=False)
+                    self._in_thought = not part.endswith("\n")
+            if event["text"]:
+                self._end_thought()
+                _write(event["text"], is_answer=True)
+        elif event["event"] == "end":
+            self._end_thought()
+            click.echo()
+
+    def _end_thought(self) -> None:
+        if self._in_thought:
+            click.echo(err=True)
+        self._in_thought = False
 
 
 def answer_only(show: Show) -> Show:

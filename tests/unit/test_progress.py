@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from k3tool import progress
-from k3tool.progress import EVERY_SECONDS, Lines, duration_text
+from k3tool.progress import EVERY_SECONDS, Lines, TokenRate, duration_text
 
 
 def test_a_line_now_and_then() -> None:
@@ -61,3 +61,24 @@ def test_long_steps_speak_where_there_is_no_terminal(
         assert f"{what}: " not in outcome.out
     monkeypatch.undo()
     assert k3tool("inspect", source, "--values").err == ""  # and short ones do not
+
+
+def test_a_rate_now_and_then_and_a_clean_line_at_the_end() -> None:
+    now, written = [5.0], []
+    rate = TokenRate(lambda: now[0], written.append)
+    for _ in range(11):
+        rate.token()
+        now[0] += 0.1
+    assert written == [
+        "\r4 tokens, 10.0 tokens/s ", "\r7 tokens, 10.0 tokens/s ", "\r10 tokens, 10.0 tokens/s "
+    ]  # fmt: skip
+    rate.close()
+    assert written[-1] == "\r\x1b[K"
+
+
+def test_a_run_too_short_for_a_rate_leaves_no_line() -> None:
+    written: list[str] = []
+    rate = TokenRate(lambda: 1.0, written.append)
+    rate.token()
+    rate.close()
+    assert written == []
