@@ -26,7 +26,7 @@ numbers as little-endian C-order bytes.
 import hashlib
 import json
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -48,6 +48,7 @@ from k3tool.artifact_roots import (
     require_plain,
 )
 from k3tool.atomic import artifact_line, atomic_path
+from k3tool.disk_file import DiskFile
 from k3tool.errors import ArtifactError, K3Error
 from k3tool.revision import tool_version
 
@@ -103,14 +104,8 @@ def write_artifact(
     names that start with `k3.` are ours.
     Raises: K3Error when the file cannot be written.
     """
-    assert kind in KINDS, kind
-    roots: dict[str, str | int | float | bool] = dict(attrs or {})
-    assert not any(name.startswith("k3.") for name in roots), sorted(roots)
-    roots["k3.kind"], roots["k3.schema"] = kind, schema
-    roots["k3.inputs"] = canonical_json([ref._asdict() for ref in sorted(inputs)])
-    roots["k3.params"] = canonical_json(dict(params or {}))
     given = {"target": target, "phase": phase, "isa_hash": isa_hash}
-    roots.update({OPTIONAL[key]: value for key, value in given.items() if value is not None})
+    roots = _new_roots(kind, schema, attrs, inputs, params, given)
     stored = {name: _stored(name, dataset) for name, dataset in datasets.items()}
     digest = _content_sha256(
         roots, ((name, data, _words(datasets[name], data)) for name, data in sorted(stored.items()))
@@ -121,6 +116,62 @@ def write_artifact(
     with atomic_path(path) as temporary:
         temporary.write_bytes(whole)
     return digest
+
+
+def write_large_artifact(
+    path: str | Path,
+    kind: str,
+    schema: int,
+    datasets: Mapping[str, Callable[[], Dataset]],
+    inputs: Iterable[InputRef] = (),
+    params: Mapping[str, object] | None = None,
+    *,
+    target: str | None = None,
+) -> str:
+    """Write an artifact as `write_artifact` does, of datasets that are made one after the other.
+
+    Memory holds one of them at a time. Raises: K3Error when the file cannot be written.
+    """
+    roots = _new_roots(kind, schema, None, inputs, params, {"target": target})
+    digest = _Digest(roots)
+    with atomic_path(Path(path)) as temporary:
+        with DiskFile(temporary) as disk:
+            with h5py.File(disk, "w", userblock_size=USER_BLOCK_BYTES) as file:
+                for name in sorted(datasets):
+                    dataset = datasets[name]()
+                    stored = _stored(name, dataset)
+                    words = _words(dataset, stored)
+                    digest.add(name, stored, words)
+                    _write_dataset(file, name, stored, words)
+                roots["k3.content_sha256"] = digest.hexdigest()
+                roots["k3.tool"] = tool_version()
+                for name, value in sorted(roots.items()):
+                    file.attrs[name] = value
+            if disk.error is not None:
+                raise disk.error
+        block = _user_block(kind, _sha256_behind_block(temporary))
+        with temporary.open("r+b") as whole:
+            whole.write(block)
+    return digest.hexdigest()
+
+
+def _new_roots(
+    kind: str,
+    schema: int,
+    attrs: Mapping[str, str | int | float | bool] | None,
+    inputs: Iterable[InputRef],
+    params: Mapping[str, object] | None,
+    given: Mapping[str, str | None],
+) -> dict[str, str | int | float | bool]:
+    """Return the root attributes of a new artifact, all but digest and version."""
+    assert kind in KINDS, kind
+    roots: dict[str, str | int | float | bool] = dict(attrs or {})
+    assert not any(name.startswith("k3.") for name in roots), sorted(roots)
+    roots["k3.kind"], roots["k3.schema"] = kind, schema
+    roots["k3.inputs"] = canonical_json([ref._asdict() for ref in sorted(inputs)])
+    roots["k3.params"] = canonical_json(dict(params or {}))
+    roots.update({OPTIONAL[key]: value for key, value in given.items() if value is not None})
+    return roots
 
 
 def _file_bytes(
@@ -192,27 +243,41 @@ def _content_sha256(
     roots: Mapping[str, object],
     datasets: Iterable[tuple[str, Array, Mapping[str, str]]],
 ) -> str:
-    digest = hashlib.sha256()
-
-    def put(data: bytes) -> None:
-        digest.update(len(data).to_bytes(8, "little"))  # lengths keep ("ab","c") from ("a","bc")
-        digest.update(data)
-
-    hashed = {name: value for name, value in roots.items() if name not in _UNHASHED}
-    inputs = json.loads(str(roots["k3.inputs"]))
-    # An input's name is a label: renaming a folder changes no content.
-    hashed["k3.inputs"] = [{k: v for k, v in entry.items() if k != "name"} for entry in inputs]
-    put(canonical_json(hashed).encode())
+    digest = _Digest(roots)
     for name, data, words in datasets:
-        put(canonical_json([name, dict(words), list(data.shape)]).encode())
-        if data.dtype.kind == "O":
-            put(b"str")
-            for item in data.flat:
-                put(item.encode())
-        else:
-            put(data.dtype.str.encode())
-            digest.update(bytes_of(data))
+        digest.add(name, data, words)
     return digest.hexdigest()
+
+
+class _Digest:
+    """The content digest of an artifact, of datasets as they come in the order of their names."""
+
+    def __init__(self, roots: Mapping[str, object]) -> None:
+        self._sha256 = hashlib.sha256()
+        hashed = {name: value for name, value in roots.items() if name not in _UNHASHED}
+        inputs = json.loads(str(roots["k3.inputs"]))
+        # An input's name is a label: renaming a folder changes no content.
+        hashed["k3.inputs"] = [{k: v for k, v in entry.items() if k != "name"} for entry in inputs]
+        self._put(canonical_json(hashed).encode())
+
+    def _put(self, data: bytes) -> None:
+        self._sha256.update(len(data).to_bytes(8, "little"))  # ("ab","c") is not ("a","bc")
+        self._sha256.update(data)
+
+    def add(self, name: str, data: Array, words: Mapping[str, str]) -> None:
+        """Add a dataset."""
+        self._put(canonical_json([name, dict(words), list(data.shape)]).encode())
+        if data.dtype.kind == "O":
+            self._put(b"str")
+            for item in data.flat:
+                self._put(item.encode())
+        else:
+            self._put(data.dtype.str.encode())
+            self._sha256.update(bytes_of(data))
+
+    def hexdigest(self) -> str:
+        """Return the digest so far."""
+        return self._sha256.hexdigest()
 
 
 def bytes_of(data: Array | bytes) -> memoryview:

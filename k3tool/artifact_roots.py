@@ -19,6 +19,7 @@ MADE_BY = {
     "plan": "k3tool compile-plan SHARDS -o plan.h5",
     "isa": "k3tool emit-isa plan.h5 -o isa.h5",
     "tokens": "k3tool run CKPT --ids 1,2,3 -o tokens.h5",
+    "trace": "k3tool run CKPT --ids 1,2,3 --trace-hashes trace.h5",
 }
 KINDS = tuple(MADE_BY)
 REQUIRED = ("k3.kind", "k3.schema", "k3.inputs", "k3.params", "k3.content_sha256", "k3.tool")

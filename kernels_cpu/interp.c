@@ -150,6 +150,7 @@ static uint32_t execute(K3Worker *w, const K3Program *p, const K3Entry *e, uint3
         if (fault != K3_FAULT_NONE) return fault;
     }
     if ((e->flags & K3_ENTRY_DIGEST) != 0) w->digest += k3_result_digest(team, inst, e);
+    if (team->hashes.header != NULL) k3_hash_entry(team, e); /* before the signal: later its place may hold another result */
     if ((e->flags & K3_ENTRY_REARM) != 0) rearm(team);
 #ifdef K3_CONTROL_WHOLE_FETCH /* only a test defines it: nobody sees an expert before all have come */
     if (inst->op == K3_OP_EXPERT_FETCH && bring_rest(w, inst, e, detail) != K3_FAULT_NONE) return K3_FAULT_IO;
@@ -277,6 +278,7 @@ uint32_t k3_team_step(K3Team *team, uint32_t phase, const K3Step *step, uint64_t
         c->fault = K3_FAULT_NONE;
         for (uint32_t i = 0; i < K3_GUARD_WORDS; i++) c->scratch[c->scratch_floats + i] = k3_bits_to_f32(SCRATCH_GUARD);
     }
+    if (team->hashes.header != NULL) k3_hashes_begin(team);
     __atomic_store_n(&team->running, team->n_workers, __ATOMIC_RELAXED);
     __atomic_fetch_add(&team->go, 1u, __ATOMIC_RELEASE);
     k3_run_workgroups(&team->workers[0]);
@@ -291,6 +293,7 @@ uint32_t k3_team_step(K3Team *team, uint32_t phase, const K3Step *step, uint64_t
         poison(team);
         return team->fault.code;
     }
+    if (team->hashes.header != NULL) k3_hashes_end(team);
     for (uint32_t t = 0; t < team->n_threads; t++) *digest += team->workers[t].digest;
     return K3_FAULT_NONE;
 }

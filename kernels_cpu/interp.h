@@ -3,6 +3,7 @@
 #define K3_CPU_INTERP_H
 
 #include "bodies.h"
+#include "hashes.h"
 #include "memory.h"
 #include "trace.h"
 
@@ -54,6 +55,7 @@ struct K3Team {
     K3Queue *queues;     /* [n_workgroups] */
     K3Worker *workers;
     K3Trace trace; /* set by the owner after the start, or left empty */
+    K3Hashes hashes; /* likewise */
     K3Step step; /* this step, and which program runs it */
     uint32_t phase;
     uint32_t quit;
@@ -77,6 +79,11 @@ uint64_t k3_now_ns(void);
 
 /* Digest of what one entry wrote: a sum over words, so that slices add up in any order and any cut. */
 uint64_t k3_result_digest(const K3Team *team, const K3Inst *inst, const K3Entry *e);
+
+/* With team->hashes.header set: what one entry wrote, and the start and end of a step. hashes.c */
+void k3_hash_entry(const K3Team *team, const K3Entry *e);
+void k3_hashes_begin(K3Team *team);
+void k3_hashes_end(K3Team *team);
 
 /* Check the ids that the router wrote and, of the experts they name, the scales that an entry reads. Returns a fault code,
  * 0, or K3_PENDING with the expert that is still coming in *detail. */

@@ -34,6 +34,7 @@ typedef struct Options {
     const char *image, *shared, *logits, *trace, *exchange, *leaves;
     uint32_t n_threads;
     int requests, records, expert_trace, copies, noise;
+    int hash_table, hashes, kept; /* hashes.h */
     double deadline_s;
 } Options;
 
@@ -70,7 +71,7 @@ static int print_handlers(void) {
 /* ---- options --------------------------------------------------------------------------------------- */
 
 static int parse(Options *o, int argc, char **argv) {
-    *o = (Options){.leaves = "auto", .n_threads = 1, .requests = -1, .records = -1, .expert_trace = -1, .deadline_s = 60};
+    *o = (Options){.leaves = "auto", .n_threads = 1, .requests = -1, .records = -1, .expert_trace = -1, .hash_table = -1, .hashes = -1, .kept = -1, .deadline_s = 60};
     for (int i = 1; i + 1 < argc; i += 2) {
         const char *name = argv[i], *value = argv[i + 1];
         if (strcmp(name, "--image") == 0) o->image = value;
@@ -79,6 +80,9 @@ static int parse(Options *o, int argc, char **argv) {
         else if (strcmp(name, "--trace") == 0) o->trace = value;
         else if (strcmp(name, "--expert-trace") == 0) o->expert_trace = (int)strtol(value, NULL, 10);
         else if (strcmp(name, "--exchange") == 0) o->exchange = value;
+        else if (strcmp(name, "--hash-table") == 0) o->hash_table = (int)strtol(value, NULL, 10);
+        else if (strcmp(name, "--hashes") == 0) o->hashes = (int)strtol(value, NULL, 10);
+        else if (strcmp(name, "--kept") == 0) o->kept = (int)strtol(value, NULL, 10);
         else if (strcmp(name, "--noise") == 0) o->noise = strcmp(value, "1") == 0;
         else if (strcmp(name, "--copy") == 0) o->copies = strcmp(value, "1") == 0;
         else if (strcmp(name, "--leaves") == 0) o->leaves = value;
@@ -129,6 +133,8 @@ static int start(K3Rank *r, const Options *o, const K3Bodies *bodies) {
     if (k3_team_start(&r->team, &r->image, &r->memory, bodies, o->n_threads, (uint64_t)(o->deadline_s * 1e9), why, sizeof why) != 0)
         return refuse(5, "threads", why);
     if (o->trace != NULL && k3_trace_open(&r->team.trace, o->trace, o->n_threads, why, sizeof why) != 0) return refuse(5, "trace", why);
+    if (o->hash_table >= 0 && k3_hashes_open(&r->team.hashes, &r->image, o->hash_table, o->hashes, o->kept, why, sizeof why) != 0)
+        return refuse(3, "--hash-table", why);
     if (o->expert_trace >= 0 && r->memory.residency != NULL) k3_residency_trace(r->memory.residency, o->expert_trace);
     if (o->noise) fill_states(r);
     r->record_fd = o->records;
@@ -163,7 +169,7 @@ int main(int argc, char **argv) {
     if (k3_first_stack() != 0) return refuse(5, "k3-cpu", "the stack limit is below 8 MiB; raise it: ulimit -s 8192");
     if (argc > 1 && strcmp(argv[1], "--measure-io") == 0) return k3_measure_io(argc - 2, argv + 2);
     if (argc > 1 && strcmp(argv[1], "--measure") == 0) return k3_measure(argc - 2, argv + 2);
-    if (parse(&o, argc, argv) != 0) return refuse(2, "k3-cpu", "need --image F --shared F --requests FD --records FD [--logits F] [--exchange F] [--trace F] [--expert-trace FD] [--noise 1] [--copy 1] [--threads N] [--leaves L] [--deadline S]");
+    if (parse(&o, argc, argv) != 0) return refuse(2, "k3-cpu", "need --image F --shared F --requests FD --records FD [--logits F] [--exchange F] [--trace F] [--expert-trace FD] [--hash-table FD --hashes FD [--kept FD]] [--noise 1] [--copy 1] [--threads N] [--leaves L] [--deadline S]");
     prctl(PR_SET_PDEATHSIG, SIGKILL); /* no stray rank after a killed driver; one that died before: the pipe says so */
     signal(SIGPIPE, SIG_IGN);
     signal(SIGINT, SIG_IGN); /* the driver decides */

@@ -71,6 +71,7 @@ _UNITS = (
     Unit("devices", "devices.c", ("-O2",)),
     Unit("residency", "residency.c", ("-O2",)),
     Unit("trace", "trace.c", ("-O2",)),
+    Unit("hashes", "hashes.c", ("-O2",)),
     Unit("image", "image.c", ("-O2",)),
     Unit("steps", "steps.c", ("-O2",)),
     Unit("main", "main.c", ("-O2",)),

@@ -11,7 +11,8 @@ from k3tool.isa.table import PAGE_TOKENS
 from k3tool.model.config import K3Config
 from k3tool.model.graph import MODES
 from k3tool.runtime.sampling import GREEDY, Sampler
-from k3tool.targets import DEFAULT_CONTEXT, check_layout
+from k3tool.targets import DEFAULT_CONTEXT, check_layout, get_target
+from k3tool.trace.kept import Kept
 
 _MOST_THREADS = 1024
 _RECOMPILE = "leave it out, or compile a plan with it"
@@ -29,7 +30,8 @@ class RunOptions:
     `prefill` names the program that reads the prompt; `decode` reads one token a step. `numerics`,
     `without` and `eps` change the plan. `memory_bytes` is for all ranks and the driver; None maps
     the weights and leaves memory to the system, or copies them as `weights` says
-    (``k3tool.runtime.copying``). `expert_trace` is where to record which experts were asked for.
+    (``k3tool.runtime.copying``). `expert_trace` is where to record which experts were asked for,
+    `trace_hashes` where to record a hash of every result, with the values that `trace_at` names.
     `stop_ids` end the run beside the model's own end ids, which `ignore_eos` leaves out.
     `interpreter` runs another build of `k3-cpu`. `target` is refused where it is not here; nothing
     else runs in its place.
@@ -65,6 +67,8 @@ class RunOptions:
     beside: tuple[Path, ...] = ()
     sampler: Sampler = GREEDY
     stop_ids: tuple[int, ...] = ()
+    trace_hashes: Path | None = None
+    trace_at: Kept | None = None
 
 
 def parse_ids(text: str, option: str = "--ids") -> tuple[int, ...]:
@@ -124,6 +128,7 @@ def check_request(options: RunOptions, config: K3Config, *, has_ids: bool = True
     if options.prefill == "decode" and options.chunk not in (None, 1):
         hint = "the decode program reads one prompt token a step: leave --chunk out"
         raise UsageError("--chunk", got=options.chunk, need="1 with --prefill decode", hint=hint)
+    _check_trace(options, config)
     if options.isa is not None and options.plan is not None:
         raise UsageError("--plan", got="also --isa", need="one of the two")
     if options.memory_bytes is not None and (options.isa or options.plan):
@@ -134,6 +139,28 @@ def check_request(options: RunOptions, config: K3Config, *, has_ids: bool = True
         most = f"seconds above 0, at most {MOST_DEADLINE_SECONDS:.0f}"
         raise UsageError("--deadline", got=options.deadline_seconds, need=most)
     check_length(options, context_of(options, config), config.max_position_embeddings)
+
+
+def _check_trace(options: RunOptions, config: K3Config) -> None:
+    """Refuse a trace that this target cannot give, and values without a trace or out of range."""
+    target = get_target(options.target)
+    if options.trace_hashes is not None and target.family != "cpu":
+        raise UsageError(
+            "--trace-hashes", got=f"--target {target.name}", need="cpu: it is not written for GPUs"
+        )
+    kept = options.trace_at
+    if kept is None:
+        return
+    if options.trace_hashes is None:
+        raise UsageError("--trace-at", got="no --trace-hashes", need="both: values go to its file")
+    n_positions = len(options.ids) + options.gen - 1
+    if kept.last >= n_positions:
+        need = f"positions 0 to {n_positions - 1}, the prompt's and those of tokens"
+        raise UsageError("--trace-at", got=f"position {kept.last}", need=need)
+    n_layers = len(config.layers)
+    beyond = sorted(layer for layer in kept.layers or () if layer >= n_layers)
+    if beyond:
+        raise UsageError("--trace-at", got=f"layer {beyond[0]}", need=f"0 to {n_layers - 1}")
 
 
 def logits_shape(options: RunOptions, config: K3Config) -> tuple[int, int] | None:

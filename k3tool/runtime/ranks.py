@@ -30,6 +30,7 @@ from k3tool.runtime.requests import RESTORE, SAVE, Span, Step, encode_spans, enc
 from k3tool.runtime.slots import StateRow
 from k3tool.runtime.stepping import Stepping
 from k3tool.runtime.trace import LINE_BYTES, Trace, read_trace, trace_bytes
+from k3tool.trace.recorder import Recorder
 
 Array = npt.NDArray[Any]
 GRACE_SECONDS = 1.0  # after a first fault: time for others to report a better one
@@ -57,6 +58,7 @@ class Launch:
     start_bytes: int = 0  # that all ranks read before their first step, at most
     expert_trace: int | None = None  # a descriptor that rank 0 writes K3ExpertEvent rows to
     trace_events: int = 0  # a worker; 0 for no trace
+    recorder: Recorder | None = None  # of a hash of every result
     first_position: int = 0  # above 0: a measurement with noise in all states
     states: Sequence[StateRow] = ()  # of a slot, where they are to be kept
 
@@ -152,6 +154,10 @@ class RankGroup(Stepping):
         if launch.expert_trace is not None and number == 0:
             command += ["--expert-trace", str(launch.expert_trace)]
             passed.append(launch.expert_trace)
+        if launch.recorder is not None:
+            words, descriptors = launch.recorder.arguments(number)
+            command += words
+            passed += descriptors
         if launch.first_position:
             command += ["--noise", "1"]
         rank = RankProcess(number, command, passed)

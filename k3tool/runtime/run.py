@@ -25,6 +25,7 @@ from k3tool.runtime.ranks import RankGroup
 from k3tool.runtime.sampling import Sampler
 from k3tool.runtime.stepping import Choose
 from k3tool.runtime.tokens import TOKEN_DTYPE, write_tokens
+from k3tool.trace.session import HashTrace
 
 Array = npt.NDArray[Any]
 Event = dict[str, Any]
@@ -105,14 +106,18 @@ def run_model(
     quiet: Say = say or (lambda text: None)
     tell, warn = on_event or (lambda event: None), note or quiet
     job = prepare(options, quiet, warn, device)
-    with TraceFile(options.expert_trace, job.program.isa) as trace:
-        job = replace(job, launch=replace(job.launch, expert_trace=trace.descriptor))
+    hashes = HashTrace(options.trace_hashes, options.trace_at, job.program.isa, options.ids,
+                       _inputs(job), warn)  # fmt: skip
+    with TraceFile(options.expert_trace, job.program.isa) as trace, hashes:
+        recorded = replace(job.launch, expert_trace=trace.descriptor, recorder=hashes.recorder)
+        job = replace(job, launch=recorded)
         result = _run_ranks(job, tell, quiet, follow)
         failed = result.reading.trace_error if result.reading is not None else 0
         if failed:
             warn(f"{options.expert_trace}: {os.strerror(failed)}: no trace is written")
         else:
             trace.publish()
+        hashes.publish()
     return result
 
 
@@ -271,18 +276,25 @@ def _end_event(result: RunResult) -> Event:
     }
 
 
-def _write_tokens(output: Path, job: Job, result: RunResult) -> str:
-    options, isa, source = job.options, job.program.isa, job.source
+def _inputs(job: Job) -> list[InputRef]:
+    """Return what a run's artifacts were made of."""
+    source = job.source
     # Of shards only the checkpoint's identity is known, not what its folder was called.
     name = source.path.resolve().name if source.checkpoint is not None else "checkpoint"
+    isa = job.program.isa
     inputs = [
         InputRef("checkpoint", "checkpoint", name, source.identity),
         InputRef("isa", "isa", job.program.name, isa.digest),
     ]
-    if options.plan is not None:
+    if job.options.plan is not None:
         inputs += [ref for ref in isa.inputs if ref.role == "plan"]
     if source.shards is not None:
         inputs.append(source.shards.as_input("shards"))
+    return inputs
+
+
+def _write_tokens(output: Path, job: Job, result: RunResult) -> str:
+    options, isa, source = job.options, job.program.isa, job.source
     params: dict[str, object] = {
         "tp": source.tp,
         "numerics": isa.params["numerics"],
@@ -293,7 +305,7 @@ def _write_tokens(output: Path, job: Job, result: RunResult) -> str:
     if not options.sampler.is_greedy:
         params["sampling"] = _sampling(options)
     return write_tokens(
-        output, result.records, options.ids, params=params, inputs=inputs, target=isa.target
+        output, result.records, options.ids, params=params, inputs=_inputs(job), target=isa.target
     )
 
 

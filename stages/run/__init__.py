@@ -18,6 +18,7 @@ from k3tool.runtime.interpreter import LEAVES
 from k3tool.runtime.options import RunOptions
 from k3tool.runtime.run import Event, Follow, RunResult, run_model
 from k3tool.targets import DEFAULT_CHUNK, DEFAULT_CONTEXT, get_target
+from k3tool.trace.kept import parse_kept
 from stages import options as common
 from stages.run.answer import (
     SAMPLING,
@@ -76,6 +77,8 @@ def _outputs(options: RunOptions, logits: Path | None) -> list[Output]:
         outputs.append(artifact_output(options.output, "tokens"))
     if options.expert_trace is not None:
         outputs.append(Output("--expert-trace", options.expert_trace, "trace", TRACE_MAGIC, 0))
+    if options.trace_hashes is not None:
+        outputs.append(artifact_output(options.trace_hashes, "trace", "--trace-hashes"))
     if logits is not None:  # the archive names its first member behind a header of 30 bytes
         outputs.append(Output("--logits", logits, "archive of logits", b"prefill.npy", 30))
     return outputs
@@ -150,6 +153,15 @@ def _outputs(options: RunOptions, logits: Path | None) -> list[Output]:
     help="With --memory: record which experts were asked for (bench cache replays it).",
 )
 @click.option(
+    "--trace-hashes", type=common.PATH, metavar="FILE",
+    help="Record a hash of what every slice of every op wrote (verify trace compares two).",
+)  # fmt: skip
+@click.option(
+    "--trace-at", metavar="POSITIONS[:LAYERS]",
+    help="With --trace-hashes: keep the values themselves at these positions, such as 5, 0-7 or "
+    "5:0,3-6.",
+)  # fmt: skip
+@click.option(
     "--cache",
     type=common.PATH,
     help="Where missing stages are built. Default: $XDG_CACHE_HOME/k3tool, or ~/.cache/k3tool.",
@@ -196,8 +208,10 @@ def command(as_json: bool, verbose: bool, quiet: bool, logits: Path | None, **gi
     stops, form = given.pop("stop"), shown_as(given.pop("show"), prompt_given.ids)
     if quiet and (as_json or verbose):
         raise UsageError("--quiet", got="also --json or --verbose", need="one of them")
+    trace_at = given.pop("trace_at")
     options = RunOptions(
         source=folders[0],
+        trace_at=None if trace_at is None else parse_kept(trace_at),
         beside=folders[1:],
         ids=(),
         stop_ids=stop_ids_of(given.pop("stop_id")),

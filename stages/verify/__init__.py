@@ -6,13 +6,14 @@ One file a subcommand. To add one: a file with `command` (click) and `run(option
 
 import click
 
-from stages.verify import coverage, logits, plan, ranks
+from stages.verify import coverage, logits, plan, ranks, trace
 
 SUBCOMMANDS = (
     ranks.command,
     logits.command,
     plan.command,
     coverage.command,
+    trace.command,
 )
 
 
