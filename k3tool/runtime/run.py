@@ -4,7 +4,6 @@ The library entry is `run_model`; the stage prints its events. It writes only wh
 whole or not at all.
 """
 
-import itertools
 import os
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, replace
@@ -16,14 +15,12 @@ import numpy.typing as npt
 
 from k3tool.artifact import InputRef, canonical_json
 from k3tool.runtime import records
-from k3tool.runtime.engine import Choice
 from k3tool.runtime.expert_trace import TraceFile
 from k3tool.runtime.gpu_runtime import Device
 from k3tool.runtime.options import RunOptions
 from k3tool.runtime.prepare import Job, prepare, running
 from k3tool.runtime.ranks import RankGroup
-from k3tool.runtime.sampling import Sampler
-from k3tool.runtime.stepping import Choose
+from k3tool.runtime.sampling import chooser
 from k3tool.runtime.tokens import TOKEN_DTYPE, write_tokens
 from k3tool.trace.session import HashTrace
 
@@ -133,7 +130,7 @@ def _run_ranks(job: Job, on_event: OnEvent, say: Say, follow: Follow | None) -> 
 
     with running(job, say) as group:
         on_event(_start_event(job, group.leaves))
-        for rows in group.steps(_choose(options.sampler), ends):
+        for rows in group.steps(chooser(options.sampler), ends):
             _hear(tally, rows, options, on_event)
         logits = group.logits() if options.logits else None
         peak, leaves = group.peak_bytes, group.leaves
@@ -143,19 +140,6 @@ def _run_ranks(job: Job, on_event: OnEvent, say: Say, follow: Follow | None) -> 
         result = replace(result, tokens_digest=_write_tokens(options.output, job, result))
     on_event(_end_event(result))
     return result
-
-
-def _choose(sampler: Sampler) -> Choose | None:
-    """Return what draws a run's tokens one after another; None where the best is taken."""
-    if sampler.is_greedy:
-        return None
-    number = itertools.count()
-
-    def choose(choice: Choice, logits: Array | None) -> int:
-        assert logits is not None
-        return sampler.choose(logits, next(number))
-
-    return choose
 
 
 def _reading(job: Job, group: RankGroup) -> Reading | None:

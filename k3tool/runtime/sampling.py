@@ -18,7 +18,9 @@ A token's chance is within V / 2^40 of the ideal one, V the number of ids.
 Gated by tests/runtime/test_sampling.py.
 """
 
+import itertools
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
@@ -27,6 +29,7 @@ import numpy as np
 import numpy.typing as npt
 
 from k3tool.errors import UsageError
+from k3tool.runtime.engine import Choice
 
 Array = npt.NDArray[Any]
 MOST_TEMPERATURE = 100.0
@@ -100,6 +103,22 @@ class Sampler:
 
 
 GREEDY = Sampler()
+
+
+def chooser(sampler: Sampler, first: int = 0) -> Callable[[Choice, Array | None], int] | None:
+    """Return what draws a sequence's tokens one after another, from number `first` on.
+
+    None where the best is taken: then no logits are needed.
+    """
+    if sampler.is_greedy:
+        return None
+    number = itertools.count(first)
+
+    def choose(choice: Choice, logits: Array | None) -> int:
+        assert logits is not None
+        return sampler.choose(logits, next(number))
+
+    return choose
 
 
 def kept_weights(
