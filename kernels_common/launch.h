@@ -6,7 +6,8 @@
  * Peers: rank r's gates and peer buffers lie (r - rank) * peer_stride bytes from this rank's; the host reserves one
  * range of addresses and maps each rank's memory into it.
  * Banks: counters, cursors and rendezvous of a step lie in the bank of its epoch's lowest bit (architecture,
- * section 4). All of them are one word, or three, in a line of K3_LINE bytes. */
+ * section 4). All of them are one word, or three, in a line of K3_LINE bytes.
+ * `busy` is 0, or takes two words a block: ticks in bodies, and from its first entry to its end. */
 #ifndef K3_LAUNCH_H
 #define K3_LAUNCH_H
 
@@ -47,6 +48,7 @@ typedef struct K3ResultRow {
     X(char *, rendezvous)             \
     X(K3Control *, control)           \
     X(uint32_t *, abort_word)         \
+    X(uint64_t *, busy)               \
     X(uint64_t, deadline_ticks)       \
     X(int64_t, peer_stride)           \
     X(uint64_t, output_bytes)         \

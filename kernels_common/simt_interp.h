@@ -48,6 +48,7 @@ typedef struct K3Block {
     uint32_t is_system;                      /* the entry waits for a gate, or signals one */
     uint32_t party;                          /* blocks of the domain that meet at its instruction; 1: each for itself */
     uint32_t is_elected, stopped;
+    uint64_t began, since, busy; /* where a launch asks for them */
 } K3Block;
 
 /* ---- counters ------------------------------------------------------------------------------------- */
@@ -324,15 +325,17 @@ K3_FN uint64_t k3_digest(const K3Block *b, const K3Launch *l) {
         break;
 
 /* The slice. An opcode without a body here is a fault, never a no-op. */
-K3_FN void k3_run_body(K3Block *b) {
+K3_FN void k3_run_body(K3Block *b, const K3Launch *l) {
     K3Ctx *c = &b->ctx;
     const K3Inst *inst = &b->inst;
+    if (K3_LANE0 && l->busy != 0) b->since = k3_clock();
     switch (inst->op) {
         K3_INTERP_OPS(K3_CASE)
         default:
             if (K3_LANE0) k3_trap(c, K3_FAULT_OPCODE, inst->op);
     }
     K3_SYNC(c);
+    if (K3_LANE0 && l->busy != 0) b->busy += k3_clock() - b->since;
 }
 
 /* A trap of any lane is everybody's. */
@@ -356,6 +359,8 @@ K3_FN int k3_enter(K3Block *b, const K3Launch *l) {
         b->step = *l->step;
         b->digest = 0u;
         b->next = b->is_elected = b->stopped = 0u;
+        b->busy = 0u;
+        b->began = l->busy != 0 ? k3_clock() : 0u;
         b->entry.inst = K3_NO_INDEX;
         b->inst.op = 0xffffu;
 #ifdef K3_DOMAINS
@@ -432,6 +437,10 @@ K3_FN void k3_leave(K3Block *b, const K3Launch *l, uint64_t digest) {
     K3_RETIRE(b);
     if (K3_LANE0) {
         if (b->digest != 0u) k3_add64(&l->control->digest, b->digest);
+        if (l->busy != 0) {
+            l->busy[2u * K3_BLOCK] += b->busy; /* nobody else's words */
+            l->busy[2u * K3_BLOCK + 1u] += k3_clock() - b->began;
+        }
         b->is_elected = k3_count_out(&l->control->departed) + 1u == l->n_blocks;
     }
     K3_SYNC(b);
@@ -453,7 +462,7 @@ K3_FN void k3_interpret(K3Block *b, const K3Launch *l) {
     if (k3_enter(b, l)) {
         while (k3_take_entry(b, l)) {
             if (!k3_wait(b, l)) break;
-            k3_run_body(b);
+            k3_run_body(b, l);
             if (!k3_is_sound(b, l)) break;
             if ((b->entry.flags & K3_ENTRY_DIGEST) != 0u) digest += k3_digest(b, l);
             if ((b->entry.flags & K3_ENTRY_REARM) != 0u) k3_rearm(b, l);
@@ -490,6 +499,24 @@ struct K3OpWord {
             {K3OpWord<0>::bits, K3OpWord<1>::bits, K3OpWord<2>::bits, K3OpWord<3>::bits, K3OpWord<4>::bits, \
              K3OpWord<5>::bits, K3OpWord<6>::bits, K3OpWord<7>::bits},                                      \
             {K3_LAUNCH_FIELDS(K3_LAUNCH_OFFSET)}, K3_LAUNCH_FIELDS(K3_LAUNCH_NAME)                          \
+    }
+
+/* What a hand-off is measured against: asked = {blocks, rounds, most looks a round}, and in every round all blocks arrive
+ * and wait for all. Without rounds an empty kernel. A counter that does not end at blocks * rounds: somebody gave up. */
+#define K3_BARRIER_KERNEL(kernel)                                                             \
+    extern "C" __global__ void kernel(const uint32_t *asked, uint32_t *arrived) {             \
+        for (uint32_t round = 1u; round <= asked[1]; round++) {                               \
+            K3_RETIRE(asked);                                                                 \
+            if (K3_LANE0) {                                                                   \
+                k3_add_release(arrived, 1u);                                                  \
+                for (uint32_t look = 0u; look < asked[2]; look++) {                           \
+                    if (k3_poll(arrived, K3_DEVICE_SCOPE) >= asked[0] * round) break;         \
+                    k3_pause();                                                               \
+                }                                                                             \
+                if (!K3_POLLS_ACQUIRE) k3_acquire(K3_DEVICE_SCOPE);                           \
+            }                                                                                 \
+            K3_SYNC(asked);                                                                   \
+        }                                                                                     \
     }
 
 /* Rule 1's canaries, to be run before the first step: in = {a, c, subnormal, 1, 2^-126, 2, -2^-76, 2^-76}, for the

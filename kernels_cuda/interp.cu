@@ -12,3 +12,4 @@ extern "C" __global__ void __launch_bounds__(K3_BLOCK_LANES, 1) k3_interp(const 
 
 extern "C" __constant__ K3Identity k3_identity = K3_IDENTITY;
 K3_CANARY_KERNEL(k3_canary)
+K3_BARRIER_KERNEL(k3_barrier)

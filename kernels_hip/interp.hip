@@ -11,3 +11,4 @@ extern "C" __global__ void __launch_bounds__(K3_BLOCK_LANES) k3_interp(const K3L
 
 extern "C" __device__ __attribute__((used)) const K3Identity k3_identity = K3_IDENTITY;
 K3_CANARY_KERNEL(k3_canary)
+K3_BARRIER_KERNEL(k3_barrier)

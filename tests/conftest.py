@@ -120,7 +120,10 @@ def oracle(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
 
 @pytest.fixture(scope="session")
 def device_code(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], bytes]:
-    """Return a function from a vendor to the object that its emulated device runs."""
+    """Return a function from a vendor to the object that its emulated device runs.
+
+    It has all bodies, and pages in shared memory: the build of programs with MLA_PAGES.
+    """
     made: dict[str, bytes] = {}
 
     def code_of(vendor: str) -> bytes:
@@ -128,7 +131,8 @@ def device_code(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], byt
         from tests.kernels.emulated_device import build_object
 
         if vendor not in made:
-            made[vendor] = build_object(Emulated(vendor), tmp_path_factory.mktemp(vendor))
+            flash = Emulated(vendor, defines=("K3_FLASH",))
+            made[vendor] = build_object(flash, tmp_path_factory.mktemp(vendor))
         return made[vendor]
 
     return code_of

@@ -16,6 +16,7 @@ import numpy as np
 
 from k3tool.errors import TargetError, UnsoundError
 from k3tool.runtime.gpu_build import object_of
+from k3tool.runtime.gpu_runtime import Launched
 from k3tool.targets import get_target
 
 _DONE, _NOT_READY = 0, 600  # cudaSuccess, cudaErrorNotReady; HIP has the same numbers
@@ -71,6 +72,7 @@ class CupyDevice:
         self._held: list[int] = []
         self._modules: dict[bytes, Any] = {}
         self._streams: dict[int, int] = {}
+        self._graphs: list[int] = []
         self._copies = self._new_stream()
 
     def _new_stream(self) -> int:
@@ -133,6 +135,14 @@ class CupyDevice:
             self._runtime.memcpyAsync(to, start, n_bytes, kind, self._copies)
             self._runtime.streamSynchronize(self._copies)
 
+    def copy(self, to: int, start: int, n_bytes: int, times: int = 1) -> None:
+        """Copy inside the device's memory, `times` after each other."""
+        kind = self._runtime.memcpyDeviceToDevice
+        with self._sound("a copy"):
+            for _ in range(times):
+                self._runtime.memcpyAsync(to, start, n_bytes, kind, self._copies)
+            self._runtime.streamSynchronize(self._copies)
+
     # -- kernels ---------------------------------------------------------------------------------
 
     def build(self, target: str, phases: Sequence[str], ops: Sequence[str], folder: Path) -> bytes:
@@ -167,19 +177,48 @@ class CupyDevice:
         HIP's is plain, and resident because its grid fits: HIP runs cooperative launches one after
         the other, whatever their streams, and ranks that wait for each other would never end.
         """
-        values = (ctypes.c_uint64 * len(arguments))(*arguments)
+        self._start(Launched(kernel, n_blocks, lanes, tuple(arguments)), stream, not self._is_hip)
+
+    def _start(self, one: Launched, stream: int, is_cooperative: bool) -> None:
+        values = (ctypes.c_uint64 * len(one.arguments))(*one.arguments)
         step = ctypes.sizeof(ctypes.c_uint64)
-        places = (ctypes.c_void_p * len(arguments))(
-            *(ctypes.addressof(values) + step * i for i in range(len(arguments)))
+        places = (ctypes.c_void_p * len(one.arguments))(
+            *(ctypes.addressof(values) + step * i for i in range(len(one.arguments)))
         )
-        if stream not in self._streams:
-            self._streams[stream] = self._new_stream()
-        shape = (n_blocks, 1, 1, lanes, 1, 1, 0, self._streams[stream], ctypes.addressof(places))
+        at = ctypes.addressof(places)
+        shape = (one.n_blocks, 1, 1, one.lanes, 1, 1, 0, self._stream(stream), at)
         with self._sound("a launch"):
-            if self._is_hip:
-                self._driver.launchKernel(kernel.ptr, *shape, 0)
+            if is_cooperative:
+                self._driver.launchCooperativeKernel(one.kernel.ptr, *shape)
             else:
-                self._driver.launchCooperativeKernel(kernel.ptr, *shape)
+                self._driver.launchKernel(one.kernel.ptr, *shape, 0)
+
+    def _stream(self, number: int) -> int:
+        if number not in self._streams:
+            self._streams[number] = self._new_stream()
+        return self._streams[number]
+
+    def capture(self, launches: Sequence[Launched]) -> int:
+        """Return a graph of plain launches. Raises: TargetError on HIP, where CuPy has none."""
+        if self._is_hip:
+            raise TargetError(
+                f"{self.name}: a graph of launches", got="CuPy for ROCm, which captures none",
+                need="CUDA",
+            )  # fmt: skip
+        stream = self._stream(0)
+        with self._sound("a capture"):
+            self._runtime.streamBeginCapture(stream)
+            for one in launches:
+                self._start(one, 0, is_cooperative=False)
+            graph = self._runtime.streamEndCapture(stream)
+            self._graphs.append(int(self._runtime.graphInstantiate(graph)))
+            self._runtime.graphDestroy(graph)
+        return self._graphs[-1]
+
+    def replay(self, graph: int) -> None:
+        """Start a graph and return."""
+        with self._sound("a graph"):
+            self._runtime.graphLaunch(graph, self._stream(0))
 
     def is_idle(self) -> bool:
         """Return whether every stream has done its work."""
@@ -202,6 +241,8 @@ class CupyDevice:
                 return
         except UnsoundError:
             return
+        while self._graphs:
+            self._runtime.graphExecDestroy(self._graphs.pop())
         for stream in (*self._streams.values(), self._copies):
             self._runtime.streamDestroy(stream)
         self._streams.clear()

@@ -80,6 +80,11 @@ class GpuGroup(Stepping):
         self.peak_bytes = 0
 
     @property
+    def ranks(self) -> tuple[RankMemory, ...]:
+        """Return where each rank lies, for those who measure."""
+        return tuple(self._ranks)
+
+    @property
     def leaves(self) -> str:
         """Return what computes: the device's name."""
         return self._device.name

@@ -286,7 +286,7 @@ class RankMemory:
             "n_segments": self.n_segments(phase), "n_windows": windows["windows"].shape[1],
             "segment": np.arange(self.n_segments(phase)),
             "n_blocks": self.n_blocks, "n_ranks": self.n_ranks, "rank": self.rank,
-            "max_gates": self.view.header["max_gates"],
+            "max_gates": self.view.header["max_gates"], "busy": 0,
         }  # fmt: skip
         values |= {f"max_{name}": count for name, count in self._lines().items()}
         values |= {

@@ -31,7 +31,7 @@ _CAPABILITIES = {
 _POINTERS = (
     "insts", "entries", "order", "windows", "waits", "signals", "expect", "arrivals", "ops",
     "results", "tensor", "step", "scratch", "counters", "gates", "cursors", "rendezvous", "control",
-    "abort_word",
+    "abort_word", "busy",
 )  # fmt: skip
 _WORDS = (
     "output_handle", "logits_handle", "phase", "segment", "n_segments", "n_windows", "n_domains",

@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
@@ -17,9 +17,19 @@ from k3tool.errors import TargetError, UnsoundError
 from k3tool.targets import get_target
 
 CANARY = "k3_canary"  # of K3_CANARY_KERNEL
+BARRIER = "k3_barrier"  # of K3_BARRIER_KERNEL
 _LOOK_SECONDS = 1.0  # between looks at what has moved while a launch runs
 _SPIN_SECONDS = 0.02  # a short step is not made longer by a nap of the host's
 _NAP_SECONDS = 0.0005
+
+
+class Launched(NamedTuple):
+    """A launch that waits for nothing: what a graph is made of."""
+
+    kernel: Any
+    n_blocks: int
+    lanes: int
+    arguments: tuple[int, ...]
 
 
 class Device(Protocol):
@@ -58,6 +68,10 @@ class Device(Protocol):
         """Read memory."""
         ...
 
+    def copy(self, to: int, start: int, n_bytes: int, times: int = 1) -> None:
+        """Copy inside the device's memory, `times` after each other."""
+        ...
+
     def build(self, target: str, phases: Sequence[str], ops: Sequence[str], folder: Path) -> bytes:
         """Return the object of an interpreter; `folder` may hold what was built before."""
         ...
@@ -74,6 +88,17 @@ class Device(Protocol):
         self, kernel: Any, n_blocks: int, lanes: int, arguments: Sequence[int], stream: int
     ) -> None:
         """Start a kernel of pointers, all its blocks resident, and return; streams run at once."""
+        ...
+
+    def capture(self, launches: Sequence[Launched]) -> Any:
+        """Return a graph of launches, each behind the one before; for measuring.
+
+        Raises: TargetError where this vendor has none.
+        """
+        ...
+
+    def replay(self, graph: Any) -> None:
+        """Start a graph and return."""
         ...
 
     def is_idle(self) -> bool:

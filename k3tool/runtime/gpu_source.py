@@ -115,9 +115,12 @@ def op_names(target: str, phase: str) -> tuple[str, ...]:
 
 
 def program_ops(isa: Isa) -> dict[str, tuple[str, ...]]:
-    """Return phase -> the ops that a program's streams use, by number."""
+    """Return phase -> the ops that a program's streams use, by number, and NOP.
+
+    A body is measured by putting NOP in its place.
+    """
     return {
-        phase: tuple(SPECS[Op(op)].name for op in sorted(opcodes))
+        phase: tuple(SPECS[Op(op)].name for op in sorted({*opcodes, int(Op.NOP)}))
         for phase, opcodes in isa.opcodes().items()
     }
 

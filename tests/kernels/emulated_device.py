@@ -18,9 +18,10 @@ import numpy as np
 
 from k3tool.errors import UnsoundError
 from k3tool.runtime.gpu_object import LAUNCH_DTYPE
+from k3tool.runtime.gpu_runtime import Launched
 from tests.kernels.emulated import Emulated, compile_unit
 
-KERNELS = {"k3_interp": 0, "k3_canary": 1}
+KERNELS = {"k3_interp": 0, "k3_canary": 1, "k3_barrier": 2}
 
 
 def build_object(device: Emulated, folder: Path) -> bytes:
@@ -77,6 +78,12 @@ class EmulatedDevice:
         self._require(address, n_bytes)
         return ctypes.string_at(address, n_bytes)
 
+    def copy(self, to: int, start: int, n_bytes: int, times: int = 1) -> None:
+        self._require(start, n_bytes)
+        self._require(to, n_bytes)
+        for _ in range(times):
+            ctypes.memmove(to, start, n_bytes)
+
     def build(self, target: str, phases: Sequence[str], ops: Sequence[str], folder: Path) -> bytes:
         self.built.append((tuple(phases), tuple(ops)))
         return self.code
@@ -106,6 +113,13 @@ class EmulatedDevice:
         self.launched.append((which, stream))
         if failed:
             raise UnsoundError(self.name, got="no thread", need="a launch")
+
+    def capture(self, launches: Sequence[Launched]) -> tuple[Launched, ...]:
+        return tuple(launches)
+
+    def replay(self, graph: tuple[Launched, ...]) -> None:
+        for one in graph:  # the stream has one thread, so each starts when the last has ended
+            self.launch(*one, 0)
 
     def is_idle(self) -> bool:
         return not self.never_idle and all(

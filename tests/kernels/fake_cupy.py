@@ -7,10 +7,12 @@ driver really answers is not shown by it.
 from __future__ import annotations
 
 import ctypes
+import itertools
 from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
 
+from k3tool.runtime.gpu_runtime import Launched
 from tests.kernels.emulated_device import KERNELS, EmulatedDevice
 
 NAMES = tuple(KERNELS)
@@ -46,6 +48,36 @@ def fake_cupy(device: EmulatedDevice, is_hip: bool = False, **changed: Any) -> A
         streams[0x1000 + 8 * len(streams)] = len(streams)
         return max(streams)
 
+    captured: dict[int, list[Launched]] = {}  # by stream, while it captures
+    handles = itertools.count(0x2000, 8)
+    graphs: dict[int, list[Launched]] = {}  # by handle, of graphs and what was made of them
+
+    def cooperative(function: int, *shape: int) -> None:
+        assert len(shape) == 9
+        assert not captured, "a graph of plain launches was asked for"
+        launch(function, *shape)
+
+    def plain(function: int, *shape: int) -> None:
+        assert len(shape) == 10
+        assert shape[9] == 0  # extra
+        launch(function, *shape)
+
+    def begin_capture(stream: int, mode: int = 2) -> None:
+        assert stream in streams
+        captured[stream] = []
+
+    def end_capture(stream: int) -> int:
+        return new_graph(captured.pop(stream))
+
+    def new_graph(launches: list[Launched]) -> int:
+        handle = next(handles)
+        graphs[handle] = launches
+        return handle
+
+    def graph_launch(graph: int, stream: int) -> None:
+        assert stream in streams
+        device.replay(device.capture(graphs[graph]))
+
     def launch(function: Any, *shape: Any) -> None:
         *grid, stream, params = shape[:9]
         n_blocks, lanes = grid[0], grid[3]
@@ -55,11 +87,15 @@ def fake_cupy(device: EmulatedDevice, is_hip: bool = False, **changed: Any) -> A
         places = (ctypes.c_void_p * n).from_address(params)
         values = [ctypes.c_uint64.from_address(place or 0).value for place in places]
         kernel = device.load(code, NAMES[which])
+        if stream in captured:
+            captured[stream].append(Launched(kernel, n_blocks, lanes, tuple(values)))
+            return
         device.launch(kernel, n_blocks, lanes, values, streams[stream])
 
     def copy(to: int, start: int, n_bytes: int, kind: int, stream: int) -> None:
         assert stream in streams
-        device._require(to if kind == 1 else start, n_bytes)
+        for address in {1: [to], 2: [start], 3: [to, start]}[kind]:
+            device._require(address, n_bytes)
         ctypes.memmove(to, start, n_bytes)
 
     def free(address: int) -> None:
@@ -70,7 +106,10 @@ def fake_cupy(device: EmulatedDevice, is_hip: bool = False, **changed: Any) -> A
                   "multiProcessorCount": device.n_units}  # fmt: skip
     runtime = {
         "is_hip": is_hip, "CUDARuntimeError": FakeError, "streamNonBlocking": 1,
-        "memcpyHostToDevice": 1, "memcpyDeviceToHost": 2,
+        "memcpyHostToDevice": 1, "memcpyDeviceToHost": 2, "memcpyDeviceToDevice": 3,
+        "streamBeginCapture": begin_capture, "streamEndCapture": end_capture,
+        "graphInstantiate": lambda graph: new_graph(graphs[graph]), "graphLaunch": graph_launch,
+        "graphDestroy": graphs.pop, "graphExecDestroy": graphs.pop,
         "setDevice": lambda number: None, "getDeviceProperties": lambda number: properties,
         "streamCreateWithFlags": stream_create, "streamSynchronize": lambda stream: None,
         "streamQuery": lambda stream: 0 if device.is_idle() else 600,
@@ -80,7 +119,7 @@ def fake_cupy(device: EmulatedDevice, is_hip: bool = False, **changed: Any) -> A
         "memsetAsync": lambda at, value, n_bytes, stream: ctypes.memset(at, value, n_bytes),
     }  # fmt: skip
     driver = SimpleNamespace(
-        CUDADriverError=FakeError, launchCooperativeKernel=launch, launchKernel=launch,
+        CUDADriverError=FakeError, launchCooperativeKernel=cooperative, launchKernel=plain,
         occupancyMaxActiveBlocksPerMultiprocessor=lambda function, lanes, shared: 1,
     )  # fmt: skip
     module = type("Module", (FakeModule,), {"device": device})

@@ -111,11 +111,11 @@ def test_a_kernel_argument_of_another_layout_is_refused(objects, programs, old, 
 
 def test_a_field_more_is_refused(objects, programs):
     found = read_identity(objects["cuda"], "an object")
-    longer = (*found.launch[:-1], ("more", 256), ("", 264))
-    with pytest.raises(TargetError, match="got more at 256, need its end at 256"):
+    longer = (*found.launch[:-1], ("more", 264), ("", 272))
+    with pytest.raises(TargetError, match="got more at 264, need its end at 264"):
         check_object(replace(found, launch=longer), programs(CUDA), "decode")
     shorter = found.launch[:-1]
-    with pytest.raises(TargetError, match="got nothing more, need its end at 256"):
+    with pytest.raises(TargetError, match="got nothing more, need its end at 264"):
         check_object(replace(found, launch=shorter), programs(CUDA), "decode")
 
 

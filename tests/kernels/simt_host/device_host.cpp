@@ -17,6 +17,7 @@
 extern "C" const K3Identity k3_identity;
 const K3Identity k3_identity = K3_IDENTITY;
 K3_CANARY_KERNEL(k3_canary)
+K3_BARRIER_KERNEL(k3_barrier)
 
 enum { N_STREAMS = 8 };
 struct Stream {
@@ -35,6 +36,11 @@ static void interpret(void *s) { k3_interpret((K3Block *)k3_host_now->shared, (c
 static void run_canary(void *s) {
     const Stream *stream = (const Stream *)s;
     k3_canary((const float *)stream->argument[0], (float *)stream->argument[1]);
+}
+
+static void run_barrier(void *s) {
+    const Stream *stream = (const Stream *)s;
+    k3_barrier((const uint32_t *)stream->argument[0], (uint32_t *)stream->argument[1]);
 }
 
 static void *step_blocks(void *argument) {
@@ -76,13 +82,13 @@ static void settle(Stream *s) {
     s->is_started = false;
 }
 
-/* kernel: 0 the interpreter, 1 the canary. Returns 0, or -1 where it cannot be started. */
+/* kernel: 0 the interpreter, 1 the canary, 2 the barrier. Returns 0, or -1 where it cannot be started. */
 extern "C" int k3_device_launch(uint32_t stream, uint32_t kernel, uint32_t n_blocks, uint32_t n_domains, const void *first, const void *second) {
     if (stream >= N_STREAMS) return -1;
     Stream *s = &streams[stream];
     settle(s);
     if (grow(s, n_blocks, n_domains) != 0) return -1;
-    s->kernel = kernel == 0 ? interpret : run_canary;
+    s->kernel = kernel == 0 ? interpret : kernel == 1 ? run_canary : run_barrier;
     s->argument[0] = first, s->argument[1] = second;
     s->n_blocks = n_blocks, s->is_done = 0;
     s->is_started = pthread_create(&s->thread, NULL, step_blocks, s) == 0;
