@@ -52,6 +52,7 @@ COMMANDS: dict[str, Entry] = {
     "compile-plan": Entry("stages.compile_plan", "Compile the model into a plan."),
     "emit-isa": Entry("stages.emit_isa", "Emit the instruction streams of a plan."),
     "run": Entry("stages.run", "Generate tokens, building what is missing."),
+    "serve": Entry("stages.serve", "Serve a model to OpenAI's clients."),
     "verify": Entry("stages.verify", "Compare streams and check plans, weights and handlers."),
     "bench": Entry("stages.bench", "Measure, with the definition beside each number."),
     "disasm": Entry("stages.disasm", "Print a stream as a person reads it."),

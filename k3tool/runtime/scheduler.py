@@ -97,6 +97,11 @@ class Scheduler:
 
     def submit(self, request: Request) -> None:
         """Let a request wait for a slot. Raises: UsageError for one that fits in none."""
+        self.check(request)
+        self._waiting.append(request)
+
+    def check(self, request: Request) -> None:
+        """Refuse a request that fits in no slot. Raises: UsageError."""
         n, room = len(request.prompt), self._engine.context - request.start
         if not n or request.most_new < 1:
             got = f"{n} ids, {request.most_new} tokens to generate"
@@ -112,7 +117,6 @@ class Scheduler:
                 raise UsageError(
                     f"id {nth} of {n}", got=token, need=f"0 to {self._engine.vocab - 1}"
                 )
-        self._waiting.append(request)
 
     def cancel(self, request: Request) -> None:
         """Drop a request; the step that begins next does not have it, and may use its slot."""

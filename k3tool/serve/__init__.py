@@ -1,0 +1,1 @@
+"""An OpenAI-compatible endpoint over one resident engine; ``stages/serve.py`` is its command."""

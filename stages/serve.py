@@ -1,0 +1,157 @@
+"""`k3tool serve`: an OpenAI-compatible endpoint over one resident engine."""
+
+import hashlib
+import ipaddress
+import sys
+import time
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import click
+
+from k3tool.checkpoint.regular_file import read_regular
+from k3tool.errors import UsageError
+from k3tool.runtime.cache import cache_folder
+from k3tool.runtime.options import RunOptions
+from k3tool.runtime.prepare import Job, prepare, running
+from k3tool.runtime.stop_ids import stop_ids
+from k3tool.serve.server import Server, bind, require_server, url_of
+from k3tool.serve.service import Served, Service
+from k3tool.tables import count_text
+from k3tool.text.tokenizer import Tokenizer, has_tokenizer, open_tokenizer
+from stages import options as common
+from stages.engine_options import engine_options, run_options
+
+DEFAULT_SLOTS, DEFAULT_WAITING, DEFAULT_PORT, DEFAULT_GRACE = 4, 64, 8000, 10
+LOCALHOST = "127.0.0.1"
+_MOST_PORT = 65_535
+
+
+@click.command("serve")
+@engine_options
+@click.option(
+    "--slots",
+    "batch",
+    type=common.POSITIVE,
+    default=DEFAULT_SLOTS,
+    show_default=True,
+    help="Sequences at once; each holds a context of its own in memory.",
+)
+@click.option(
+    "--waiting",
+    type=click.IntRange(min=0),
+    default=DEFAULT_WAITING,
+    show_default=True,
+    help="Sequences that may wait for a slot; more are answered 429.",
+)
+@click.option("--host", default=LOCALHOST, show_default=True, help="The address to listen on.")
+@click.option(
+    "--port",
+    type=click.IntRange(0, _MOST_PORT),
+    default=DEFAULT_PORT,
+    show_default=True,
+    help="The port to listen on; 0 takes a free one.",
+)
+@click.option(
+    "--api-key-file",
+    type=common.PATH,
+    metavar="FILE",
+    help="A file with the key that clients must show; without one anybody may ask.",
+)
+@click.option("--name", metavar="NAME", help="The model's name for clients. Default: SOURCE's.")
+@click.option(
+    "--grace",
+    type=click.IntRange(min=0),
+    default=DEFAULT_GRACE,
+    show_default=True,
+    metavar="SECONDS",
+    help="At the end, time for answers that are being given.",
+)
+@common.verbose("Say more on stderr, and a line for each request.")
+def command(
+    waiting: int, host: str, port: int, api_key_file: Path | None, name: str | None, grace: int,
+    verbose: bool, **given: Any,
+) -> None:  # fmt: skip
+    """Serve a model to OpenAI's clients, from this machine.
+
+    The address goes to stdout when the engine is ready: /v1/models, /v1/completions,
+    /v1/chat/completions (whole or streamed), and beside /v1 /health and /metrics. Requests share
+    steps, and each is answered as it would be alone. It listens to this machine only, unless --host
+    says otherwise. Ctrl-C or SIGTERM end it.
+
+    \b
+    Example:
+      k3tool serve CKPT
+      k3tool serve SHARDS --slots 8 --port 0 --api-key-file key.txt
+      curl localhost:8000/v1/completions -d '{"model": "CKPT", "prompt": "Hello"}'
+    """
+    require_server()
+    key = None if api_key_file is None else read_key(api_key_file)
+    options = run_options(given, ids=(), gen=1)
+
+    def say(text: str) -> None:
+        if verbose or sys.stderr.isatty():
+            click.echo(text, err=True)
+
+    def note(text: str) -> None:
+        click.echo(text, err=True)
+
+    with closing(bind(host, port)) as listening:
+        if key is None and not _is_local(listening.getsockname()[0]):
+            note(f"no --api-key-file: anybody who reaches {url_of(listening)} may ask")
+        job = prepare(options, say, note, is_engine=True, logits_rows=given["batch"])
+        with running(job, say) as engine:
+            from k3tool.serve.app import App  # their package is an extra's
+
+            service = Service(
+                served_of(job, name, waiting), engine, tokenizer_of(job, options),
+                in_words=job.faults_in_words,
+            )  # fmt: skip
+            server = Server(App(service, key).asgi(), grace_seconds=grace, logs=verbose)
+            service.on_fault = server.stop
+            with service:
+                note(f"{service.served.name}: {count_text(engine.n_slots, 'slot')} of "
+                     f"{count_text(engine.context, 'position')}")  # fmt: skip
+                click.echo(url_of(listening))
+                sys.stdout.flush()
+                server.run(listening)
+            if service.error is not None:
+                raise service.error
+
+
+def served_of(job: Job, name: str | None, waiting: int) -> Served:
+    """Return what clients are told of a model. Raises: ArtifactError for its end ids' files."""
+    source, isa = job.source, job.program.isa
+    made_of = f"{source.identity} {isa.digest} {isa.params['numerics']}"
+    return Served(
+        name=name or source.path.resolve().name,
+        created=int(time.time()),
+        fingerprint=f"k3_{hashlib.sha256(made_of.encode()).hexdigest()[:16]}",
+        end_ids=frozenset(stop_ids(source.path, source.config)),
+        most_waiting=waiting,
+    )
+
+
+def tokenizer_of(job: Job, options: RunOptions) -> Tokenizer | None:
+    """Return the model's tokenizer, None where it has none. Raises: ArtifactError."""
+    folder = job.source.path
+    if not has_tokenizer(folder):
+        return None
+    return open_tokenizer(folder, job.source.config.vocab_size, cache_folder(options))
+
+
+def read_key(path: Path) -> str:
+    """Return the key in a file, without white space around it. Raises: UsageError for none."""
+    raw = read_regular(path, "a key in one line")
+    try:
+        key = raw.decode("ascii").strip()
+    except UnicodeDecodeError:
+        key = ""
+    if not key or not key.isprintable() or " " in key:
+        raise UsageError(f"--api-key-file: {path}", got="no key", need="one, in ASCII")
+    return key
+
+
+def _is_local(host: str) -> bool:
+    return ipaddress.ip_address(host.partition("%")[0]).is_loopback
