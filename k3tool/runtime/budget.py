@@ -60,8 +60,11 @@ class _Needs:
     top_k: int
 
     def slots(self, chunk: int) -> int:
-        """Return the slots that a step of `chunk` tokens cannot do without."""
-        return min(self.n_experts, chunk * self.top_k)
+        """Return the slots that no step can do without: a prompt's has `chunk` tokens, a decode
+        step one of each sequence.
+        """
+        most = max(chunk, int(self.plan.params["batch"]))
+        return min(self.n_experts, most * self.top_k)
 
     def share(self, memory_bytes: int) -> int:
         """Return one rank's part of a budget."""

@@ -174,9 +174,9 @@ def logits_shape(options: RunOptions, config: K3Config) -> tuple[int, int] | Non
 
 
 def logits_bytes(options: RunOptions, config: K3Config) -> int:
-    """Return their bytes in memory."""
-    rows, columns = logits_shape(options, config) or (0, 0)
-    return rows * columns * 4
+    """Return the bytes of logits in memory, those of an engine's slots with them."""
+    rows, _ = logits_shape(options, config) or (0, 0)
+    return max(rows, options.batch or 0) * config.vocab_size * 4
 
 
 def check_length(options: RunOptions, context: int, limit: int) -> None:

@@ -1,6 +1,7 @@
 """Several sequences at once on real programs: the bits of each are those of running alone."""
 
 import random
+import re
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -8,6 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 
+from k3tool.errors import TargetError
 from k3tool.runtime.engine import Engine, StepToken
 from k3tool.runtime.options import RunOptions
 from k3tool.runtime.prepare import prepare, running
@@ -206,3 +208,32 @@ def test_steps_that_no_slot_is_ready_for_are_refused(case: Case) -> None:
         with pytest.raises(ValueError):  # noqa: PT011 - each has its own words
             engine.step(tokens, n_wanted)
     engine.step([StepToken(3, 2, 0)], 1)  # nothing has changed
+
+
+def test_under_the_least_budget_too(oracle: Callable[[str], Path], tmp_path: Path) -> None:
+    """A decode step asks for the experts of all its tokens: the cache has slots for them."""
+    source = oracle("tiny_tp8")
+
+    def options(batch: int, memory: int | None) -> RunOptions:
+        return RunOptions(
+            source, (), 1, threads=1, cache=tmp_path, chunk=1, ctx=256, batch=batch,
+            memory_bytes=memory,
+        )  # fmt: skip
+
+    with pytest.raises(TargetError) as caught:
+        prepare(options(4, 1 << 20), _silent, _silent, is_engine=True)
+    found = re.search(r"at least (\d+) bytes", str(caught.value))
+    assert found is not None
+    job = prepare(options(4, int(found[1])), _silent, _silent, is_engine=True, logits_rows=4)
+    assert job.program.isa.residency is not None
+    prompts = [prompt_of(n, 9) for n in (3, 7, 2, 5, 4)]
+    kept = [Kept(prompt, 3) for prompt in prompts]
+    with running(job, _silent) as engine:
+        scheduler = Scheduler(engine)
+        for one in kept:
+            scheduler.submit(one.request)
+        scheduler.run()
+    alone = prepare(options(1, None), _silent, _silent, is_engine=True, logits_rows=1)
+    with running(alone, _silent) as engine:
+        for prompt, one in zip(prompts, kept, strict=True):
+            assert one.is_as(run_alone(engine, prompt, 3))
