@@ -55,7 +55,12 @@ def faults(path: str, text: str) -> list[str]:
 def _may_import(path: str, name: str) -> bool:
     """Return whether a stage may import a module of stages: the options, its own command's."""
     own = ".".join(path.split("/")[:2])  # stages.bench of stages/bench/chain.py
-    allowed = ("stages.options", own, *(("stages.help",) if path == "stages/cli.py" else ()))
+    allowed = (
+        "stages.options",
+        "stages.engine_options",
+        own,
+        *(("stages.help",) if path == "stages/cli.py" else ()),
+    )
     return name == "stages" or any(name == each or name.startswith(f"{each}.") for each in allowed)
 
 

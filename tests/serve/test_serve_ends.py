@@ -1,0 +1,104 @@
+"""A server's own end: by a signal, by a rank that dies, or before it has begun."""
+
+import os
+import signal
+import socket
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.serve.conftest import PATIENCE, ServerProcess, until
+
+openai = pytest.importorskip("openai", reason="NOT RUN: openai is not installed")
+Start = Callable[..., ServerProcess]
+
+
+def client_of(server: ServerProcess) -> Any:
+    return openai.OpenAI(base_url=server.url, api_key="any", max_retries=0, timeout=PATIENCE)
+
+
+def is_gone(pid: int) -> bool:
+    return not Path(f"/proc/{pid}").exists()
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_a_signal(start: Start, number: int, code: int) -> None:
+    """While it generates: the client is told, ranks go, the exit code is that of any command."""
+    server = start("--tp", 2)
+    ranks = server.ranks
+    assert len(ranks) == 2
+    with client_of(server) as client:
+        body = {"ignore_eos": True}
+        stream = client.completions.create(
+            model="tiny", prompt=[1], max_tokens=400, stream=True, extra_body=body
+        )
+        next(iter(stream))
+        assert server.end(number)[0] == code
+        with pytest.raises(openai.APIError):
+            list(stream)
+    assert all(map(is_gone, ranks))
+
+
+def test_a_rank_that_dies(start: Start) -> None:
+    """No answer is made up: streams end with an error, and so does the server."""
+    server = start("--tp", 2)
+    with client_of(server) as client:
+        body = {"ignore_eos": True}
+        stream = client.completions.create(
+            model="tiny", prompt=[1], max_tokens=400, stream=True, extra_body=body
+        )
+        next(iter(stream))
+        os.kill(server.ranks[1], signal.SIGKILL)
+        with pytest.raises(openai.APIError, match="rank 1: got killed by SIGKILL"):
+            list(stream)
+    code, said = server.wait()
+    assert code == 4
+    assert "k3tool serve: rank 1: got killed by SIGKILL" in said
+    assert "Traceback" not in said
+
+
+def test_a_port_in_use(sample: Path, tmp_path: Path, k3tool_process: Callable[..., Any]) -> None:
+    """Said before anything is compiled or read."""
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        outcome = k3tool_process("serve", sample, "--port", port, "--cache", tmp_path / "cache")
+    assert (outcome.code, outcome.out) == (2, "")
+    assert f"--port: got 127.0.0.1:{port}: address already in use" in outcome.err
+    assert not (tmp_path / "cache").exists()
+
+
+@pytest.mark.parametrize(
+    ("more", "code", "said"),
+    [
+        (("--host", "no.such.host.invalid"), 2, "--host: got no.such.host.invalid"),
+        (("--api-key-file", "absent"), 3, "absent: got "),
+        (("--slots", 0), 2, "--slots"),
+        (("--memory", "1MB"), 5, "need at least"),
+    ],
+)
+def test_refusals(
+    sample: Path, k3tool: Callable[..., Any], tmp_path: Path, more: tuple[object, ...], code: int,
+    said: str,
+) -> None:  # fmt: skip
+    outcome = k3tool("serve", sample, "--port", 0, "--cache", tmp_path, *more)
+    assert outcome.code == code, outcome
+    assert said in outcome.err
+    assert outcome.out == ""
+
+
+def test_without_the_packages(
+    sample: Path, k3tool: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(__import__("sys").modules, "uvicorn", None)
+    outcome = k3tool("serve", sample, "--port", 0)
+    assert outcome.code == 5
+    assert "pip install 'k3tool[serve]'" in outcome.err
+
+
+def test_an_open_door_is_said(start: Start) -> None:
+    server = start("--host", "0.0.0.0")
+    until(lambda: bool(server.ranks))
+    _, said = server.end()
+    assert "no --api-key-file: anybody who reaches" in said
