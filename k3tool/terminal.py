@@ -17,10 +17,11 @@ def print_table(table: Table) -> None:
     from rich import box
     from rich.console import Console
     from rich.table import Table as Drawn
+    from rich.text import Text
 
     drawn = Drawn(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
     for column in table.columns:
         drawn.add_column(column.title, justify=column.side, overflow="fold")
     for cells in table.rows:
-        drawn.add_row(*(cell.replace("[", "\\[") for cell in cells))
+        drawn.add_row(*map(Text, cells))  # a name may hold what the library takes for markup
     Console().print(drawn)

@@ -8,6 +8,7 @@ names of ids is refused: skipped, it might have been a token.
 
 import hashlib
 import math
+import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from k3tool.checkpoint.regular_file import open_regular, unreadable
 from k3tool.compare.id_lists import MOST_ID
 from k3tool.compare.spill import ROW_DTYPE, Columns, Spill
 from k3tool.errors import ArtifactError, listed, quoted
+from k3tool.progress import Progress
 from k3tool.tables import count_text
 from k3tool.targets import MOST_RANKS
 
@@ -29,6 +31,7 @@ _NEED = "lines of JSON with token ids"
 _NEED_IDS = f"one of {', '.join(ONE_ID)}, or of {', '.join(MANY_IDS)}"
 MOST_LINE_BYTES = 1 << 26
 _MOST_FAULTS = 3
+_PROGRESS_LINES = 1024  # between two words to `progress`
 
 
 class LineReader:
@@ -38,9 +41,10 @@ class LineReader:
     of run, `start` that event, `faults` what was read that a record must not have.
     """
 
-    def __init__(self, path: Path) -> None:
-        """Take a file; `read` opens it."""
+    def __init__(self, path: Path, progress: Progress = lambda done, total: None) -> None:
+        """Take a file, which `read` opens; `progress` gets bytes."""
         self.path = path
+        self._progress = progress
         self.ranks: dict[int, Columns] = {}
         self.n_ranks: int | None = None
         self.is_ours = False
@@ -73,12 +77,15 @@ class LineReader:
         """Yield each line's value; empty lines are none."""
         try:
             with open(open_regular(self.path, _NEED), "rb") as file:
+                size = os.fstat(file.fileno()).st_size
                 while raw := file.readline(MOST_LINE_BYTES):
                     self._line += 1
                     if len(raw) == MOST_LINE_BYTES:
                         raise self._refusal(f"more than {MOST_LINE_BYTES} bytes", "a shorter line")
                     if raw.removeprefix(b"\xef\xbb\xbf" if self._line == 1 else b"").strip():
                         yield self._parsed(raw)
+                    if self._line % _PROGRESS_LINES == 0:
+                        self._progress(file.tell(), size)
         except OSError as error:
             raise unreadable(self.path, _NEED, error) from None
 

@@ -4,6 +4,7 @@ Read strictly, in blocks: a sign, a letter, two commas without an id between the
 end are refused, because a reader that skips what it does not know compares something else.
 """
 
+import os
 import re
 from pathlib import Path
 
@@ -12,6 +13,7 @@ import numpy as np
 from k3tool.checkpoint.regular_file import open_regular, unreadable
 from k3tool.compare.spill import ROW_DTYPE, Columns, Spill
 from k3tool.errors import ArtifactError, quoted
+from k3tool.progress import Progress
 
 NEED = "token ids such as 5 6 7, between spaces, line ends or commas"
 MOST_ID = 2**32 - 1
@@ -24,16 +26,18 @@ _LAST_WORD = re.compile(rb"[0-9]*\Z")
 _BOM = b"\xef\xbb\xbf"
 
 
-def read_ids(path: Path) -> Columns:
-    """Return the rows of a plain list of ids, steps counted from 0.
+def read_ids(path: Path, progress: Progress = lambda done, total: None) -> Columns:
+    """Return the rows of a plain list of ids, steps counted from 0; `progress` gets bytes.
 
     Raises: ArtifactError naming the file, the byte and what stands there.
     """
     spill, reader = Spill(), _Words(path)
     try:
         with open(open_regular(path, NEED), "rb") as file:
+            size = os.fstat(file.fileno()).st_size
             while block := file.read(_BLOCK_BYTES):
                 _add(spill, reader.words(block), path)
+                progress(file.tell(), size)
         _add(spill, reader.end(), path)
     except OSError as error:
         raise unreadable(path, NEED, error) from None

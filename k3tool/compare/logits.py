@@ -6,7 +6,7 @@ not finite fails, on either side; a position that one side lacks is NOT RUN; not
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,6 +15,7 @@ import numpy.typing as npt
 from k3tool.compare.differences import MAX_LOGIT_ERROR
 from k3tool.compare.logits_files import Array, Logits, Section
 from k3tool.errors import ArtifactError
+from k3tool.progress import progress_of
 from k3tool.tables import count_text, ranges_text
 from k3tool.verdict import Check, failed, not_run, passed
 
@@ -89,9 +90,18 @@ def compare_logits(
     absent: list[Check] = []
     pairs = _pairs(run, reference, absent)
     parts, sums, faults = [], _Deviation(), list[str]()
-    for pair in pairs:
-        rows = _compare_pair(pair, sums, faults)
-        parts.append(_up_to_other_inputs(pair, rows, absent))
+    n_bytes = sum(len(pair.run_rows) for pair in pairs) * run.vocab_size * 8
+    done = 0
+    with progress_of("comparing logits") as progress:
+
+        def count(more: int) -> None:
+            nonlocal done
+            done += more
+            progress(done, n_bytes)
+
+        for pair in pairs:
+            rows = _compare_pair(pair, sums, faults, count)
+            parts.append(_up_to_other_inputs(pair, rows, absent))
     positions = np.concatenate([np.zeros(0, POSITION_DTYPE), *parts])
     if len(positions) == 0:
         check = failed("positions compared", "none: nothing to compare")
@@ -192,33 +202,36 @@ class _Deviation:
         return math.sqrt(self._squares / self._n) if self._n else 0.0
 
 
-def _compare_pair(pair: _Pair, sums: _Deviation, faults: list[str]) -> Array:
+def _compare_pair(
+    pair: _Pair, sums: _Deviation, faults: list[str], progress: Callable[[int], None]
+) -> Array:
     out = np.zeros(len(pair.run_rows), POSITION_DTYPE)
     out["step"], out["row"] = pair.run.name == "steps", pair.run_rows
     out["position"] = -1 if pair.run.positions is None else pair.run.positions[pair.run_rows]
     for nth, (mine, its) in enumerate(zip(pair.run_rows, pair.reference_rows, strict=True)):
         a, b = pair.run.block(mine, mine + 1)[0], pair.reference.block(its, its + 1)[0]
-        row = out[nth : nth + 1]
+        is_good = True
         for name, values in (("run", a), ("reference", b)):
-            wrong = np.flatnonzero(~np.isfinite(values))
-            if len(wrong):
-                value = f"{values[wrong[0]]}"
-                faults.append(f"{name} has {value} at ({place(out[nth])}, id {wrong[0]})")
-        if np.isfinite(a).all() and np.isfinite(b).all():
+            finite = np.isfinite(values)
+            if not finite.all():
+                is_good, wrong = False, int(np.argmin(finite))
+                faults.append(f"{name} has {values[wrong]} at ({place(out[nth])}, id {wrong})")
+        if is_good:
             sums.add(b)
-        _measure(row, a, b)
+        _measure(out[nth : nth + 1], a, b)
+        progress(a.nbytes)
     return out
 
 
 def _measure(row: Array, run: Array, reference: Array) -> None:
     """Fill in one row's numbers; where a logit is not finite they are infinitely far."""
     for name, values in (("run", run), ("reference", reference)):
-        first = int(np.argmax(np.where(np.isnan(values), -np.inf, values)))
-        rest = np.delete(values, first)
-        row[f"{name}_id"], row[f"{name}_margin"] = first, values[first] - rest.max()
+        first = int(np.argmax(values))  # of equals, and of NaN, the lowest id
+        second = max(part.max() for part in (values[:first], values[first + 1 :]) if len(part))
+        row[f"{name}_id"], row[f"{name}_margin"] = first, values[first] - second
     with np.errstate(invalid="ignore"):
         difference = np.abs(run - reference)
-    difference = np.where(np.isfinite(run) & np.isfinite(reference), difference, np.inf)
+    difference[~np.isfinite(difference)] = np.inf
     row["at"] = int(np.argmax(difference))
     row["max_abs"] = difference.max()
     row["rms"] = math.sqrt(float(np.mean(difference**2)))

@@ -16,6 +16,7 @@ from k3tool.compare.event_lines import LineReader
 from k3tool.compare.id_lists import read_ids
 from k3tool.compare.spill import Columns
 from k3tool.errors import ArtifactError, quoted, shown
+from k3tool.progress import progress_of
 from k3tool.runtime.tokens import TokenFile, read_tokens
 
 NEED = "a record of tokens: tokens.h5, lines of JSON or token ids"
@@ -91,9 +92,11 @@ def read_record(path: Path) -> Record:
         if start.startswith(mark):
             raise ArtifactError(str(path), got=what, need=NEED)
     text = start.removeprefix(_BOM).lstrip()
-    if text[:1] in (b"{", b"["):
-        return _of_lines(LineReader(path).read())
-    return Record(str(path), "ids", {0: read_ids(path)}, ("step", "id"), None, {})
+    with progress_of(f"reading {path}") as progress:
+        if text[:1] in (b"{", b"["):
+            return _of_lines(LineReader(path, progress).read())
+        ids = read_ids(path, progress)
+    return Record(str(path), "ids", {0: ids}, ("step", "id"), None, {})
 
 
 def _first_bytes(path: Path) -> bytes:
