@@ -214,3 +214,13 @@ def test_who_leaves_frees_a_slot(client: Any, server: ServerProcess) -> None:
         client.with_options(timeout=0.1).completions.create(**asked)
     until(lambda: metric(server, "k3tool_active_sequences") == 0)
     assert metric(server, "k3tool_waiting_sequences") == 0
+
+
+def test_the_page_s_example(server: ServerProcess, capsys: pytest.CaptureFixture[str]) -> None:
+    """As it stands in docs/serve.md, but for the address and the key."""
+    page = (Path(__file__).parents[2] / "docs" / "serve.md").read_text()
+    example = page.split("```python\n")[1].split("```")[0]
+    changed = example.replace("http://127.0.0.1:8000/v1", server.url).replace('"any"', f'"{KEY}"')
+    assert changed.count(server.url) == changed.count(KEY) == 1
+    exec(changed, {})
+    assert len(capsys.readouterr().out) > 20
