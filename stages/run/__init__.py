@@ -11,25 +11,14 @@ import numpy as np
 
 from k3tool.atomic import Output, artifact_output, atomic_path, check_outputs
 from k3tool.errors import UsageError
-from k3tool.runtime.budget import PRESETS
-from k3tool.runtime.copying import CHOICES
 from k3tool.runtime.expert_trace import MAGIC as TRACE_MAGIC
-from k3tool.runtime.interpreter import LEAVES
 from k3tool.runtime.options import RunOptions
 from k3tool.runtime.run import Event, Follow, RunResult, run_model
-from k3tool.targets import DEFAULT_CHUNK, DEFAULT_CONTEXT, get_target
 from k3tool.trace.kept import parse_kept
 from stages import options as common
-from stages.run.answer import (
-    SAMPLING,
-    TEXT,
-    answer_options,
-    reply_of,
-    sampler_of,
-    shown_as,
-    stop_ids_of,
-)
-from stages.run.plan_only import PLANNED, RATES, memory_of, plan_only, refuse_unused
+from stages.engine_options import engine_options, run_options
+from stages.run.answer import Answer, answer_options
+from stages.run.plan_only import RATES, plan_only, plan_only_options, refuse_unused
 from stages.run.prompt import Given, prompt_options, read_prompt
 from stages.run.show import (
     Follower,
@@ -85,73 +74,19 @@ def _outputs(options: RunOptions, logits: Path | None) -> list[Output]:
 
 
 @click.command("run")
-@click.argument("source", type=common.PATH, required=False)
-@common.shards()
 @prompt_options()
 @click.option(
     "--gen", type=common.POSITIVE, default=16, show_default=True, help="Tokens to generate."
 )
-@common.tp()
-@click.option(
-    "--threads", type=common.POSITIVE, metavar="N", help="Threads per rank. Default: cores / ranks."
-)
-@click.option(
-    "--chunk", type=common.POSITIVE, help=f"Prompt tokens in a step. Default: {DEFAULT_CHUNK}."
-)
-@click.option(
-    "--ctx",
-    type=common.POSITIVE,
-    help=f"Positions to compile for. Default: {DEFAULT_CONTEXT}, or what the run needs.",
-)
-@click.option(
-    "--workgroups",
-    type=common.POSITIVE,
-    help=f"Workgroups of the program. Default: {get_target('cpu').workgroups}; on a GPU its units, "
-    "shared out among the ranks.",
-)
-@click.option("--target", default="cpu", show_default=True, help="What to run on.")
-@common.numerics(default=None)
-@click.option("--leaves", type=click.Choice(LEAVES), default="auto", show_default=True,
-              help="Instruction set of the op bodies; the bits are the same.")  # fmt: skip
+@answer_options()
+@engine_options
 @click.option("--prefill", type=click.Choice(["prefill", "decode"]), default="prefill",
               show_default=True, help="Program that reads the prompt.")  # fmt: skip
-@click.option("--weights", type=click.Choice(CHOICES), default="auto", show_default=True,
-              help="Read them into memory first, or use them as files are mapped; auto copies "
-              "for a long run where there is room.")  # fmt: skip
+@plan_only_options()
 @click.option(
-    "--memory",
-    metavar="SIZE",
-    help="Run in this much memory (8GB), ranks and driver "
-    "together; weights that do not fit are read as they are needed.",
-)
-@click.option(
-    "--preset",
-    type=click.Choice([*PRESETS, "auto"]),
-    help="A --memory by name; auto is what this machine's limits leave.",
-)
-@click.option(
-    "--plan-only",
-    is_flag=True,
-    help="Say how --memory would be spent and what a token would take; run nothing.",
-)
-@click.option(
-    "--storage-rate",
-    type=float,
-    metavar="GB/s",
-    help="For --plan-only: the device's, instead of measuring it.",
-)
-@click.option(
-    "--memory-rate",
-    type=float,
-    metavar="GB/s",
-    help="For --plan-only: memory's, instead of measuring it.",
-)
-@click.option(
-    "--expert-trace",
-    type=common.PATH,
-    metavar="FILE",
+    "--expert-trace", type=common.PATH, metavar="FILE",
     help="With --memory: record which experts were asked for (bench cache replays it).",
-)
+)  # fmt: skip
 @click.option(
     "--trace-hashes", type=common.PATH, metavar="FILE",
     help="Record a hash of what every slice of every op wrote (verify trace compares two).",
@@ -161,16 +96,6 @@ def _outputs(options: RunOptions, logits: Path | None) -> list[Output]:
     help="With --trace-hashes: keep the values themselves at these positions, such as 5, 0-7 or "
     "5:0,3-6.",
 )  # fmt: skip
-@click.option(
-    "--cache",
-    type=common.PATH,
-    help="Where missing stages are built. Default: $XDG_CACHE_HOME/k3tool, or ~/.cache/k3tool.",
-)
-@click.option("--isa", type=common.PATH, help="Run these streams (isa.h5).")
-@click.option("--plan", type=common.PATH, help="Emit and run this plan (plan.h5).")
-@answer_options()
-@click.option("--deadline", type=float, default=60.0, show_default=True, metavar="SECONDS",
-              help="Stop when no rank has got anywhere for so long.")  # fmt: skip
 @click.option("--logits", type=common.PATH, metavar="OUT.npz", help="Write all logits, float32.")
 @common.output("every rank's tokens (tokens.h5)", required=False)
 @common.as_json("one event per line: start, token, end")
@@ -189,59 +114,54 @@ def command(as_json: bool, verbose: bool, quiet: bool, logits: Path | None, **gi
       k3tool run CKPT --prompt "Once upon a time" --gen 64
       k3tool run CKPT --chat --prompt "What is a comet?" --gen 512 --thinking low
       k3tool run CKPT --ids 1,2,3 --gen 16 --tp 8
+      k3tool run CKPT --batch requests.jsonl --slots 4 --gen 64
       k3tool run SHARDS --isa isa.h5 --ids 1,2,3 --gen 16 --json -o tokens.h5
       k3tool run SHARDS --memory 32GB --ids 1,2,3 --gen 16
       k3tool run --shards /disk0/SHARDS --shards /disk1/SHARDS --memory 32GB --ids 1,2,3
       k3tool run config.json --preset laptop --plan-only --storage-rate 3.2
     """
-    folders = common.folders_of(given.pop("source"), given.pop("shards"))
-    memory = memory_of(given.pop("memory"), given.pop("preset"))
     rates = [given.pop(name) for name in RATES]
     only = given.pop("plan_only")
     refuse_unused(only)
     if only:
-        asked = {name: given[name] for name in PLANNED} | {"numerics": given["numerics"] or "f32"}
-        plan_only(folders, memory, rates, asked, as_json)
+        plan_only(given, rates, as_json)
         return
-    prompt_given = Given(**{name: given.pop(name) for name in Given.__slots__})
-    drawn = {name: given.pop(name) for name in SAMPLING}
-    stops, form = given.pop("stop"), shown_as(given.pop("show"), prompt_given.ids)
-    if quiet and (as_json or verbose):
+    prompt = Given(**{name: given.pop(name) for name in Given.__slots__})
+    answer = Answer(**{name: given.pop(name) for name in Answer.__slots__})
+    if answer.quiet and (as_json or verbose):
         raise UsageError("--quiet", got="also --json or --verbose", need="one of them")
     trace_at = given.pop("trace_at")
-    options = RunOptions(
-        source=folders[0],
-        trace_at=None if trace_at is None else parse_kept(trace_at),
-        beside=folders[1:],
-        ids=(),
-        stop_ids=stop_ids_of(given.pop("stop_id")),
-        sampler=sampler_of(drawn),
-        deadline_seconds=given.pop("deadline"),
-        logits=logits is not None,
-        memory_bytes=memory,
-        **given,
-    )
+    options = run_options(
+        given, ids=(), stop_ids=answer.stop_ids(), sampler=answer.sampler(),
+        logits=logits is not None, trace_at=None if trace_at is None else parse_kept(trace_at),
+    )  # fmt: skip
+    _generate(options, logits, prompt, answer, as_json, verbose)
+
+
+def _generate(
+    options: RunOptions, logits: Path | None, given: Given, answer: Answer, as_json: bool,
+    verbose: bool,
+) -> None:  # fmt: skip
+    """Read the prompt, run, and print what was asked for as it comes."""
 
     def say(text: str) -> None:
-        if verbose or (sys.stderr.isatty() and not quiet):
+        if verbose or (sys.stderr.isatty() and not answer.quiet):
             click.echo(text, err=True)
 
     def note(text: str) -> None:
-        if not quiet:
+        if not answer.quiet:
             click.echo(text, err=True)
 
-    prompt = read_prompt(prompt_given, folders[0], options.cache, note)
-    reply = reply_of(
-        prompt, folders[0], options.cache, stops,
-        needs_text=form == TEXT, wants_text=as_json, note=note,
-    )  # fmt: skip
+    prompt = read_prompt(given, options.source, options.cache, note)
+    is_text = answer.is_text(given.ids)
+    reply = answer.reply(prompt, options, needs_text=is_text, wants_text=as_json, note=note)
     follower = Follower(reply, is_chat=prompt.channel is not None)
-    show: Show = stream_json if as_json else TextStream() if form == TEXT else stream_ids
-    if quiet:
+    show: Show = stream_json if as_json else TextStream() if is_text else stream_ids
+    if answer.quiet:
         show = answer_only(show)
     elif not as_json:
         show = with_rate(show)
-    stream = until_nobody_reads(show, (logits, options.output))
+    stream = until_nobody_reads(show, (logits, options.output, options.trace_hashes))
 
     def on_event(event: Event) -> None:
         if event["event"] == "start":

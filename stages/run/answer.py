@@ -1,13 +1,12 @@
 """How `run` answers: what is drawn, what ends it, and whether text or ids are printed."""
 
-from collections.abc import Callable, Mapping
-from pathlib import Path
-from typing import Any
+from collections.abc import Callable
+from dataclasses import dataclass
 
 import click
 
 from k3tool.errors import ArtifactError, UsageError
-from k3tool.runtime.options import parse_ids
+from k3tool.runtime.options import RunOptions, parse_ids
 from k3tool.runtime.sampling import Sampler
 from k3tool.text.reply import Reply
 from k3tool.text.tokenizer import has_tokenizer
@@ -15,7 +14,7 @@ from stages import options as common
 from stages.run.prompt import Prompt, Say, tokenizer_of
 
 IDS, TEXT = "ids", "text"
-SAMPLING = ("temperature", "top_p", "top_k", "seed")
+_DRAWN = ("temperature", "top_p", "top_k", "seed")
 
 
 def answer_options() -> common.Decorator:
@@ -62,40 +61,50 @@ def answer_options() -> common.Decorator:
     return decorate
 
 
-def sampler_of(given: Mapping[str, Any]) -> Sampler:
-    """Return what SAMPLING says. Raises: UsageError naming the option."""
-    asked = {name: value for name, value in given.items() if value is not None}
-    if asked and "temperature" not in asked:
-        option = "--" + next(iter(asked)).replace("_", "-")
-        raise UsageError(option, got="no --temperature", need="both: without one nothing is drawn")
-    return Sampler(**asked)
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """The options as they were given."""
 
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    seed: int | None = None
+    stop_id: tuple[str, ...] = ()
+    stop: tuple[str, ...] = ()
+    show: str | None = None
+    quiet: bool = False
 
-def stop_ids_of(words: tuple[str, ...]) -> tuple[int, ...]:
-    """Return the ids of --stop-id. Raises: UsageError quoting what is none."""
-    return tuple(token for word in words for token in parse_ids(word, "--stop-id"))
+    def sampler(self) -> Sampler:
+        """Return how tokens are drawn. Raises: UsageError naming the option."""
+        asked = {name: value for name in _DRAWN if (value := getattr(self, name)) is not None}
+        if asked and "temperature" not in asked:
+            option = "--" + next(iter(asked)).replace("_", "-")
+            need = "both: without one nothing is drawn"
+            raise UsageError(option, got="no --temperature", need=need)
+        return Sampler(**asked)
 
+    def stop_ids(self) -> tuple[int, ...]:
+        """Return the ids of --stop-id. Raises: UsageError quoting what is none."""
+        return tuple(token for word in self.stop_id for token in parse_ids(word, "--stop-id"))
 
-def shown_as(show: str | None, ids: str | None) -> str:
-    """Return whether text or ids are printed: what was asked for, else what came in."""
-    return show or (TEXT if ids is None else IDS)
+    def is_text(self, ids: str | None) -> bool:
+        """Return whether text is printed: what was asked for, else what came in."""
+        return ids is None if self.show is None else self.show == TEXT
 
+    def reply(
+        self, prompt: Prompt, options: RunOptions, *, needs_text: bool, wants_text: bool, note: Say
+    ) -> Reply | None:
+        """Return what makes text of the answer's tokens; None where nobody needs it, or, where text
+        is only wanted, where the model's folder has no tokenizer that can be read.
 
-def reply_of(
-    prompt: Prompt, folder: Path, cache: Path | None, stops: tuple[str, ...],
-    *, needs_text: bool, wants_text: bool, note: Say,
-) -> Reply | None:  # fmt: skip
-    """Return what makes text of the answer's tokens; None where nobody needs it, or, where text is
-    only wanted, where the model's folder has no tokenizer that can be read.
-
-    Raises: ArtifactError for a tokenizer that is needed.
-    """
-    tokenizer = prompt.tokenizer
-    if tokenizer is None and (needs_text or stops):
-        tokenizer = tokenizer_of(folder, cache)
-    elif tokenizer is None and wants_text and has_tokenizer(folder):
-        try:
-            tokenizer = tokenizer_of(folder, cache)
-        except ArtifactError as error:
-            note(f"no text beside ids: {error.text()}")
-    return None if tokenizer is None else Reply(tokenizer, stops, prompt.channel)
+        Raises: ArtifactError for a tokenizer that is needed.
+        """
+        folder, tokenizer = options.source, prompt.tokenizer
+        if tokenizer is None and (needs_text or self.stop):
+            tokenizer = tokenizer_of(folder, options.cache)
+        elif tokenizer is None and wants_text and has_tokenizer(folder):
+            try:
+                tokenizer = tokenizer_of(folder, options.cache)
+            except ArtifactError as error:
+                note(f"no text beside ids: {error.text()}")
+        return None if tokenizer is None else Reply(tokenizer, self.stop, prompt.channel)

@@ -1,37 +1,52 @@
 """What `run --plan-only` prints: how a budget would be spent, and what a token would take."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
 import click
 
 from k3tool.artifact import canonical_json
 from k3tool.errors import UsageError
-from k3tool.runtime.foresee import Foreseen, foresee, measured_rates, preset_bytes
-from k3tool.runtime.options import parse_size
+from k3tool.runtime.foresee import Foreseen, foresee, measured_rates
 from k3tool.tables import bytes_text, count_text
 from stages import options as common
+from stages.engine_options import memory_of
 
 
-def memory_of(size: str | None, preset: str | None) -> int | None:
-    """Return the bytes of `--memory` or `--preset`. Raises: UsageError for both, or no size."""
-    if size is not None and preset is not None:
-        raise UsageError("--preset", got="also --memory", need="one of the two")
-    if preset is not None:
-        return preset_bytes(preset)
-    return None if size is None else parse_size(size)
+def plan_only_options() -> common.Decorator:
+    """Return --plan-only and its own options."""
+    options = (
+        click.option(
+            "--plan-only", is_flag=True,
+            help="Say how --memory would be spent and what a token would take; run nothing.",
+        ),
+        click.option(
+            "--storage-rate", type=float, metavar="GB/s",
+            help="For --plan-only: the device's, instead of measuring it.",
+        ),
+        click.option(
+            "--memory-rate", type=float, metavar="GB/s",
+            help="For --plan-only: memory's, instead of measuring it.",
+        ),
+    )  # fmt: skip
+
+    def decorate(command: Callable[..., object]) -> Callable[..., object]:
+        for option in reversed(options):
+            command = option(command)
+        return command
+
+    return decorate
 
 
-def plan_only(
-    folders: Sequence[Path], memory: int | None, rates: Sequence[float | None],
-    asked: Mapping[str, Any], as_json: bool,
-) -> None:  # fmt: skip
+def plan_only(given: Mapping[str, Any], rates: Sequence[float | None], as_json: bool) -> None:
     """Print how a budget is spent. Raises: UsageError without one; TargetError below the least."""
+    folders = common.folders_of(given["source"], given["shards"])
+    memory = memory_of(given["memory"], given["preset"])
     if memory is None:
         raise UsageError("--plan-only", got="no budget", need="--memory or --preset")
     storage, memory_rate = map(_from_gb, rates)
+    asked = {name: given[name] for name in _PLANNED} | {"numerics": given["numerics"] or "f32"}
     foreseen = foresee(
         folders[0], memory, **asked, storage_rate=storage, memory_rate=memory_rate,
         measure=measured_rates, beside=folders[1:],
@@ -44,7 +59,7 @@ def plan_only(
 
 
 RATES = ("storage_rate", "memory_rate")
-PLANNED = ("tp", "chunk", "ctx", "workgroups")  # and numerics, which has a default of its own
+_PLANNED = ("tp", "chunk", "ctx", "workgroups")  # and numerics, which has a default of its own
 
 
 def refuse_unused(only: bool) -> None:
@@ -53,7 +68,7 @@ def refuse_unused(only: bool) -> None:
     Raises: UsageError naming the first.
     """
     given = common.given_names()
-    said = {*PLANNED, *RATES, "shards", "numerics", "memory", "preset", "plan_only", "as_json"}
+    said = {*_PLANNED, *RATES, "shards", "numerics", "memory", "preset", "plan_only", "as_json"}
     said.add("verbose")
     unused = [name for name in given if (name not in said if only else name in RATES)]
     for name in unused[:1]:
