@@ -3,6 +3,7 @@
 #define K3_LEAVES_PANEL_ROWS_H
 
 #define K3P_LEAST_TOKENS 4u
+#define K3P_LEAST_ONCE 2u
 
 /* Rows of a matrix, bf16 (S 0, ldw elements apart) or MXFP4. */
 typedef struct {
@@ -19,8 +20,11 @@ typedef struct {
     int is_blocks;
 } k3p_result;
 
+/* Whether a lane has one pair of codes: panel_once.h. */
+K3V_INLINE int k3p_is_once(const k3p_matrix *m) { return m->S != NULL && m->B <= K3_CHUNK; }
+
 K3V_INLINE int k3p_takes(const k3p_matrix *m, uint32_t n_tok) {
-    return n_tok >= K3P_LEAST_TOKENS && m->B <= K3P_CHUNKS * K3_CHUNK && (m->S == NULL || m->B % K3_MX_GROUP == 0u);
+    return n_tok >= (k3p_is_once(m) ? K3P_LEAST_ONCE : K3P_LEAST_TOKENS) && m->B <= K3P_CHUNKS * K3_CHUNK && (m->S == NULL || m->B % K3_MX_GROUP == 0u);
 }
 
 K3V_INLINE uint64_t k3p_block_bytes(const k3p_matrix *m, uint32_t n_tok) { /* of its packed x */
@@ -29,7 +33,9 @@ K3V_INLINE uint64_t k3p_block_bytes(const k3p_matrix *m, uint32_t n_tok) { /* of
 
 /* Whether codes are decoded between the products. */
 K3V_INLINE int k3p_is_coded(const k3p_matrix *m, uint32_t n_tok) { return m->S != NULL && n_tok <= K3P_FEW; }
-K3V_INLINE uint32_t k3p_most(const k3p_matrix *m, uint32_t n_tok) { return k3p_is_coded(m, n_tok) ? K3P_FEW : K3P_TOKENS; }
+K3V_INLINE uint32_t k3p_most(const k3p_matrix *m, uint32_t n_tok) {
+    return k3p_is_once(m) ? K3P_BATCH : k3p_is_coded(m, n_tok) ? K3P_FEW : K3P_TOKENS;
+}
 
 /* Where 16 rows' block b lies. */
 typedef struct {
@@ -95,6 +101,28 @@ K3V_INLINE void k3p_store_trees(const k3p_work *s, uint32_t n_tok, uint32_t n_ro
     }
 }
 
+/* All blocks of rows r .. r + 15, each of one chunk, into s->d from row i of the tile on; x: of block 0. */
+K3V_INLINE void k3p_rows16_once(const k3p_matrix *m, uint32_t r, uint32_t row1, int is_cold, const uint8_t *x, uint64_t of_block,
+                                uint32_t n_tok, uint32_t i, k3p_work *s) {
+    const uint32_t G = m->B / K3_MX_GROUP, next = r + K3P_ROWS < row1 ? r + K3P_ROWS : r;
+    const uint8_t *w[K3P_ROWS], *scale[K3P_ROWS];
+    const k3p_place begin = {next, 0};
+    k3p_soon soon = k3p_soon_at(m, begin);
+    soon.lines = (m->K / 2u + 63u) / 64u;
+    for (uint32_t k = 0; k < K3P_ROWS; k++) {
+        const uint64_t row = r + k < row1 ? r + k : row1 - 1u;
+        w[k] = k3p_weights(m, row, 0u);
+        scale[k] = k3p_scale_bytes(m, row, 0u);
+    }
+    k3p_scales(scale, G * m->n_blocks, s->scales);
+    for (uint32_t b = 0; b < m->n_blocks; b++) {
+        k3p_panel_coded(w, (const uint8_t(*)[16])s->scales[b * G], G, is_cold, s->panel);
+        for (uint32_t k = 0; k < K3P_ROWS; k++) w[k] += m->B / 2u;
+        k3p_fetch(&soon, (K3P_ROWS * soon.lines + m->n_blocks - 1u) / m->n_blocks);
+        k3p_once_by_kind[m->kind](s->panel, x + b * of_block, n_tok, &s->d[b][0][i], K3P_TILE, s->first);
+    }
+}
+
 /* What comes behind: the next rows of a tile, its next block, the next tile; at the end the last rows again. */
 K3V_INLINE k3p_place k3p_next(const k3p_matrix *m, k3p_place at, uint32_t tile, uint32_t row1) {
     const uint32_t end = row1 - tile < K3P_TILE ? row1 : tile + K3P_TILE;
@@ -106,7 +134,7 @@ K3V_INLINE k3p_place k3p_next(const k3p_matrix *m, k3p_place at, uint32_t tile, 
 K3V_INLINE void k3p_batch(const k3p_matrix *m, uint32_t row0, uint32_t row1, const float *const *x, uint32_t n_tok,
                           const k3p_result *out, k3p_work *s) {
     const uint64_t of_block = k3p_block_bytes(m, n_tok);
-    const int is_all = of_block * m->n_blocks <= K3P_X_BYTES;
+    const int is_all = of_block * m->n_blocks <= K3P_X_BYTES, is_once = is_all && k3p_is_once(m);
     for (uint32_t r = row0; r < row1; r += K3P_TILE) {
         const uint32_t n_rows = row1 - r < K3P_TILE ? row1 - r : K3P_TILE;
         for (uint32_t b = 0; b < m->n_blocks; b++) {
@@ -116,11 +144,12 @@ K3V_INLINE void k3p_batch(const k3p_matrix *m, uint32_t row0, uint32_t row1, con
                 for (uint32_t t = 0; t < n_tok; t++) from[t] = x[t] + (uint64_t)b * m->B;
                 k3p_pack_x(m->kind, from, n_tok, k3p_most(m, n_tok), m->B, packed);
             }
-            for (uint32_t i = 0; i < n_rows; i += K3P_ROWS) {
+            for (uint32_t i = 0; i < n_rows && !is_once; i += K3P_ROWS) {
                 const k3p_place at = {r + i, b};
                 k3p_rows16(m, at, k3p_next(m, at, r, row1), row1, r + i == row0 && b == 0u, packed, n_tok, &s->d[b][0][i], K3P_TILE, s);
             }
         }
+        for (uint32_t i = 0; i < n_rows && is_once; i += K3P_ROWS) k3p_rows16_once(m, r + i, row1, r + i == row0, s->x, of_block, n_tok, i, s);
         if (out->is_blocks) k3v_store_blocks(s->d[0][0], K3P_BATCH * K3P_TILE, K3P_TILE, n_tok, n_rows, m->n_blocks, out->y + (uint64_t)(r - row0) * m->n_blocks, out->ld);
         else k3p_store_trees(s, n_tok, n_rows, m->n_blocks, out->y + (r - row0), out->ld);
     }

@@ -28,6 +28,7 @@
 #include "panel.h"
 #include "panel_pack.h"
 #include "panel_coded.h"
+#include "panel_once.h"
 #include "panel_rows.h"
 
 #include "tiles_tokens.h"

@@ -77,6 +77,23 @@ def test_any_number_of_tokens_of_an_expert(scalar, leaves, T, n_blocks):
     assert_bits(leaves.rows("mxfp4_x16", (P, S), X, n_blocks), want)
 
 
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("B", [128, 96, 32])
+def test_blocks_of_one_chunk(scalar, leaves, kind, B):
+    """A lane with one pair has no accumulator that lasts (panel_once.h): whole chunks and parts of one, 1 to 19 tokens."""
+    for T, n_blocks in ((1, 8), (2, 8), (3, 4), (8, 8), (9, 2), (19, 1)):
+        rng = np.random.default_rng([KINDS.index(kind), B, T])
+        K = B * n_blocks
+        P, S = (unaligned(a, 3) for a in mxfp4_bytes(rng, kind, 37, K))
+        at = rng.permutation(T).tolist()
+        for suffix, make in (("", f32_bits), ("_x16", bf16_values)):
+            X = unaligned(make(rng, kind, (T, K)))
+            want, blocks = scalar.picked(P, S, X, at, n_blocks, (0, 37))
+            got = leaves.picked(P, S, X, at, n_blocks, (0, 37), kind=f"mxfp4_at{suffix}")
+            assert_bits(got[0], want)
+            assert_bits(got[1], blocks)
+
+
 @pytest.mark.parametrize("s", [0, 1, 2, 127, 252])
 def test_scale_bytes(scalar, leaves, s):
     """Every code under one scale byte, beside rows of another; accumulators that reach -0."""
