@@ -86,7 +86,7 @@ def prepare(
     options: RunOptions, say: Say, note: Say, device: Device | None = None, *,
     is_engine: bool = False, logits_rows: int = 0,
 ) -> Job:  # fmt: skip
-    """Settle a run, or an engine that keeps `logits_rows` rows of logits.
+    """Settle a run, or an engine that keeps `logits_rows` rows of logits, at most one a slot.
 
     `say` gets progress in words, `note` what a user has to know before it happens. `device` is
     what a GPU target runs on, found here unless given.
@@ -125,7 +125,7 @@ def prepare(
         _close(weights.ranks)
     kept = logits_shape(options, source.config)
     if logits_rows:
-        kept = logits_rows, source.config.vocab_size
+        kept = min(logits_rows, int(streams.isa.params["batch"])), source.config.vocab_size
     launch = Launch(
         interpreter, images, 0 if device else _threads(options, source.tp), options.leaves,
         options.deadline_seconds, kept, streams.name,

@@ -129,7 +129,7 @@ def _run_ranks(job: Job, on_event: OnEvent, say: Say, follow: Follow | None) -> 
         return tally.stop is not None
 
     with running(job, say) as group:
-        on_event(_start_event(job, group.leaves))
+        on_event(start_event(job, group.leaves))
         for rows in group.steps(chooser(options.sampler), ends):
             _hear(tally, rows, options, on_event)
         logits = group.logits() if options.logits else None
@@ -214,7 +214,8 @@ def _rate(n_tokens: int, ns: int) -> float | None:
 # -- events and files --------------------------------------------------------------------------
 
 
-def _start_event(job: Job, leaves: str) -> Event:
+def start_event(job: Job, leaves: str) -> Event:
+    """Return what is known when the ranks are ready."""
     isa, source, options, launch = job.program.isa, job.source, job.options, job.launch
     return {
         "event": "start",

@@ -18,6 +18,7 @@ from k3tool.trace.kept import parse_kept
 from stages import options as common
 from stages.engine_options import engine_options, run_options
 from stages.run.answer import Answer, answer_options
+from stages.run.batch import answer_batch, batch_options, refuse_beside_batch
 from stages.run.plan_only import RATES, plan_only, plan_only_options, refuse_unused
 from stages.run.prompt import Given, prompt_options, read_prompt
 from stages.run.show import (
@@ -75,6 +76,7 @@ def _outputs(options: RunOptions, logits: Path | None) -> list[Output]:
 
 @click.command("run")
 @prompt_options()
+@batch_options()
 @click.option(
     "--gen", type=common.POSITIVE, default=16, show_default=True, help="Tokens to generate."
 )
@@ -121,8 +123,9 @@ def command(as_json: bool, verbose: bool, quiet: bool, logits: Path | None, **gi
       k3tool run config.json --preset laptop --plan-only --storage-rate 3.2
     """
     rates = [given.pop(name) for name in RATES]
-    only = given.pop("plan_only")
+    only, batch, slots = (given.pop(name) for name in ("plan_only", "batch", "slots"))
     refuse_unused(only)
+    refuse_beside_batch(batch is not None)
     if only:
         plan_only(given, rates, as_json)
         return
@@ -135,14 +138,6 @@ def command(as_json: bool, verbose: bool, quiet: bool, logits: Path | None, **gi
         given, ids=(), stop_ids=answer.stop_ids(), sampler=answer.sampler(),
         logits=logits is not None, trace_at=None if trace_at is None else parse_kept(trace_at),
     )  # fmt: skip
-    _generate(options, logits, prompt, answer, as_json, verbose)
-
-
-def _generate(
-    options: RunOptions, logits: Path | None, given: Given, answer: Answer, as_json: bool,
-    verbose: bool,
-) -> None:  # fmt: skip
-    """Read the prompt, run, and print what was asked for as it comes."""
 
     def say(text: str) -> None:
         if verbose or (sys.stderr.isatty() and not answer.quiet):
@@ -152,6 +147,18 @@ def _generate(
         if not answer.quiet:
             click.echo(text, err=True)
 
+    if batch is None:
+        _generate(options, logits, prompt, answer, as_json, say, note)
+    else:
+        show = stream_json if as_json else None
+        answer_batch(batch, slots, options, answer.stop, say, note, show)
+
+
+def _generate(
+    options: RunOptions, logits: Path | None, given: Given, answer: Answer, as_json: bool,
+    say: Say, note: Say,
+) -> None:  # fmt: skip
+    """Read the prompt, run, and print what was asked for as it comes."""
     prompt = read_prompt(given, options.source, options.cache, note)
     is_text = answer.is_text(given.ids)
     reply = answer.reply(prompt, options, needs_text=is_text, wants_text=as_json, note=note)

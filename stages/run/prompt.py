@@ -123,7 +123,7 @@ def _check_together(given: Given) -> None:
 def _conversation(given: Given, note: Say) -> list[Message]:
     messages = [] if given.system is None else [Message("system", given.system)]
     if given.history is not None:
-        messages += read_history(given.history, _read("--history", given.history))
+        messages += read_history(given.history, read_file("--history", given.history))
     is_asked = given.history is not None and messages[-1].role == "user"
     if is_asked and given.prompt is None and given.prompt_file is None:
         return messages
@@ -137,7 +137,7 @@ def _text(given: Given, note: Say) -> bytes:
     if given.prompt is not None:
         option, data = "--prompt", os.fsencode(given.prompt)
     elif given.prompt_file is not None:
-        option, data = "--prompt-file", _read("--prompt-file", given.prompt_file)
+        option, data = "--prompt-file", read_file("--prompt-file", given.prompt_file)
     elif _is_piped():
         note("reading the prompt from stdin")
         option, data = "stdin", sys.stdin.buffer.read(MOST_BYTES + 1)
@@ -149,7 +149,7 @@ def _text(given: Given, note: Say) -> bytes:
     return data
 
 
-def _read(option: str, path: Path) -> bytes:
+def read_file(option: str, path: Path) -> bytes:
     """Return a file's bytes. Raises: ArtifactError naming the option."""
     try:
         return read_regular(path, "a file")
