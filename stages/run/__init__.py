@@ -102,7 +102,7 @@ def _outputs(options: RunOptions, logits: Path | None) -> list[Output]:
 @common.output("every rank's tokens (tokens.h5)", required=False)
 @common.as_json("one event per line: start, token, end")
 @common.verbose()
-def command(as_json: bool, verbose: bool, quiet: bool, logits: Path | None, **given: Any) -> None:
+def command(as_json: bool, verbose: bool, logits: Path | None, **given: Any) -> None:
     """Generate tokens on this machine, with N ranks as N processes.
 
     SOURCE is a checkpoint folder or a shards folder. What is missing (shards, which are a second
