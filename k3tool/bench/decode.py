@@ -25,6 +25,7 @@ from k3tool.bench.attention import (
 from k3tool.bench.frame import BenchReport, Limit, Paired, interleave, machine_line, spread
 from k3tool.bench.operations import packet_operations
 from k3tool.bench.probe import Probe
+from k3tool.compiler.plan import Tensor
 from k3tool.errors import UnsoundError, UsageError
 from k3tool.isa.device import unpack
 from k3tool.isa.table import ALL_PHASES
@@ -50,7 +51,8 @@ WARM_UP = 2  # tokens of a run that are not counted, for the same reason
 class Options:
     """What to measure, at TP 1: `tokens` a run, behind `context` positions.
 
-    `weights` auto copies them where there is room: what a run does that is long enough.
+    `weights` auto copies them where there is room: what a run does that is long enough. `against`
+    is another interpreter, whose tokens are timed in turn with this one's.
     """
 
     checkpoint: Path
@@ -64,6 +66,7 @@ class Options:
     chunk: int = 64
     cache: Path | None = None
     weights: str = "auto"
+    against: Path | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +79,7 @@ class Prepared:
     launch: Launch
     phase: str
     packets: Array
+    tensors: Sequence[Tensor]
     moved: Array  # bytes that each of them moves
     work: Array  # operations of each, as packet_operations has them
     attention: Work  # of the last token
@@ -100,9 +104,25 @@ def bench_decode(options: Options) -> BenchReport:
 
         reading = interleave(probe.read, decode_rate, options.repeats, warm_up=1)
         prefilling, chunks, bounds = prefill_beside(options, probe, decode)
+        other = _beside_other(options, decode)
     report = _report(options, decode.launch, way, reading, prefilling, middle(seen[1:]))
     report = with_attention(report, options.context, decode.attention, seen[1:], reading, peaks[1:])
-    return with_prefill(report, options, chunks, bounds)
+    report = with_prefill(report, options, chunks, bounds)
+    return with_other(report, options, other)
+
+
+def _beside_other(options: Options, decode: Prepared) -> Paired | None:
+    """Return seconds of a token on the other interpreter and on this one, in turn; None without.
+
+    Raises: TargetError where it is none, or of another op table.
+    """
+    if options.against is None:
+        return None
+    path = load(options.against, any_source=True).path
+    other = replace(decode, launch=replace(decode.launch, interpreter=path))
+    return interleave(
+        lambda: decode_once(other).wall, lambda: decode_once(decode).wall, options.repeats
+    )
 
 
 def check_mode(mode: str) -> None:
@@ -170,7 +190,7 @@ def prepare(
     n_tokens = 1 if phase == "decode" else options.chunk
     moved = packet_bytes(packets, isa.tensors, last, n_tokens)
     work = packet_operations(packets, isa.tensors, last + 1 - n_tokens, n_tokens)
-    return Prepared(launch, phase, packets, moved, work, attention_work(packets, last))
+    return Prepared(launch, phase, packets, isa.tensors, moved, work, attention_work(packets, last))
 
 
 def _silent(text: str) -> None:
@@ -237,6 +257,7 @@ def _report(
     ]
     facts = {
         "bandwidth_share": share.median,
+        "read_bandwidth": spread(reading.first).median,
         "bandwidth_share_spread": share._asdict(),
         "bytes_per_token": token.n_bytes,
         "prefill_over_decode": times.median,
@@ -311,3 +332,21 @@ def with_prefill(
     facts = report.facts | {"prefill_anatomy": chunk.as_dict(peak)}
     appendix = [*report.appendix, "", head, *chunk.lines(peak)]
     return replace(report, rows=rows, facts=facts, appendix=appendix)
+
+
+def with_other(report: BenchReport, options: Options, seconds: Paired | None) -> BenchReport:
+    """Return the report with tokens of another interpreter beside this one's; None: as it is."""
+    if seconds is None:
+        return report
+    ms = [spread([1e3 * one for one in side]) for side in seconds]
+    rows = [
+        *report.rows, ("a token, the other interpreter", ms[0], "ms"),
+        ("a token, this one in turn", ms[1], "ms"),
+        ("this / the other interpreter", seconds.ratio, "times"),
+    ]  # fmt: skip
+    definition = [
+        *report.definition[:-1],
+        f"the other interpreter: {options.against}, same program, weights and threads; in turn",
+        report.definition[-1],
+    ]
+    return replace(report, rows=rows, definition=definition)

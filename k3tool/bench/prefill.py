@@ -76,7 +76,8 @@ def bench_prefill(options: Options, chunks: Sequence[int] = CHUNKS) -> BenchRepo
               at_least=LEAST_PREFILL[options.numerics])
         for one in found if one.tokens == DEFAULT_CHUNK
     ]  # fmt: skip
-    facts = {"chunks": [_facts(one) for one in found], "threads": threads}
+    facts = {"chunks": [_facts(one) for one in found], "threads": threads,
+             "read_bandwidth": reading.median * 1e9}  # fmt: skip
     definition = _definition(options, way, threads)
     return BenchReport("prefill", definition, rows, limits, facts, _appendix(found))
 

@@ -111,18 +111,29 @@ class Order:
         return f"packet {index} ({spec.name if spec else '?'})"
 
 
-def longest_paths(c: Order) -> tuple[int, int]:
-    """Return packets and hand-offs on the longest chain of waits."""
+def depths(c: Order) -> tuple[list[int], list[int]]:
+    """Return for each packet the packets and the hand-offs on the longest chain that ends in it."""
     packets: list[int] = []
     handoffs: list[int] = []
     for index, op in enumerate(c.rows["op"].tolist()):
-        waits = c.phase.waits_of(index)["counter"].tolist()
-        before = {p for counter in waits for p in c.producers.get(counter, ()) if p < index}
+        before = waited_for(c, index)
         spec = spec_of(op)
         assert spec is not None, op
         own = 1 + spec.inner_waits
         packets.append(1 + max((packets[p] for p in before), default=0))
         handoffs.append(own + max((handoffs[p] for p in before), default=0))
+    return packets, handoffs
+
+
+def waited_for(c: Order, index: int) -> set[int]:
+    """Return the packets that a packet waits for, all earlier ones."""
+    waits = c.phase.waits_of(index)["counter"].tolist()
+    return {p for counter in waits for p in c.producers.get(counter, ()) if p < index}
+
+
+def longest_paths(c: Order) -> tuple[int, int]:
+    """Return packets and hand-offs on the longest chain of waits."""
+    packets, handoffs = depths(c)
     return max(packets, default=0), max(handoffs, default=0)
 
 

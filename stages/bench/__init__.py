@@ -17,6 +17,7 @@ from stages.bench import (
     io,
     long_run,
     prefill,
+    report,
     roofline,
     shard,
     simulate,
@@ -36,6 +37,7 @@ SUBCOMMANDS = (
     cache.command,
     budgets.command,
     long_run.command,
+    report.command,
 )
 
 
@@ -58,6 +60,7 @@ def command() -> None:
       k3tool bench cache experts.trace
       k3tool bench budgets CKPT
       k3tool bench long CKPT
+      k3tool bench report decode.json plan.h5 -o report.html
     """
 
 

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from k3tool.atomic import Output, check_outputs
 from k3tool.runtime.copying import CHOICES
 from k3tool.runtime.interpreter import LEAVES
 from k3tool.targets import DEFAULT_CHUNK
@@ -40,24 +41,68 @@ def run(options: "Options") -> "BenchReport":
 @click.option("--cache", type=common.PATH, help="As of run.")
 @click.option("--weights", type=click.Choice(CHOICES), default="auto", show_default=True,
               help="As of run; auto copies wherever there is room.")  # fmt: skip
+@click.option("--against", type=common.PATH, metavar="K3-CPU",
+              help="Another build's interpreter, timed in turn with this one.")  # fmt: skip
+@click.option("--chrome-trace", type=common.PATH, metavar="FILE",
+              help="Write a token's packets by worker, for Perfetto or chrome://tracing.",
+              )  # fmt: skip
+@click.option("--report", "page", type=common.PATH, metavar="FILE",
+              help="Write a page with pictures of this; bench report draws more.")  # fmt: skip
 @shared.repeats_option()
 @shared.strict_option()
 @shared.baseline_option()
 @common.as_json()
-def command(strict: bool, as_json: bool, baseline: Path | None, **given: Any) -> None:
+def command(strict: bool, as_json: bool, baseline: Path | None, chrome_trace: Path | None,
+            page: Path | None, **given: Any) -> None:  # fmt: skip
     """Measure resident decode as a share of read bandwidth, and prefill against decode.
 
     The weights stay in memory, copied or as mapped; both are measured in turn on the same threads.
     The anatomy says for the median token what each op moved and took, what hand-offs and idle
-    workers took.
+    workers took. With --against the tokens of two builds run in turn.
 
     \b
     Example:
       k3tool sample MID --preset mid
       k3tool bench decode MID --context 1000 --json
+      k3tool bench decode MID --chrome-trace token.json --report report.html
     """
     from k3tool.bench.decode import Options
 
+    options = Options(**given)
+    _check_files(options, chrome_trace, page)
     shared.measure(
-        "decode", lambda: run(Options(**given)), strict=strict, as_json=as_json, baseline=baseline
-    )
+        "decode", lambda: run(options), strict=strict, as_json=as_json, baseline=baseline,
+        after=lambda said: _write_files(options, said, chrome_trace, page),
+    )  # fmt: skip
+
+
+def _check_files(options: "Options", chrome_trace: Path | None, page: Path | None) -> None:
+    """Refuse outputs that cannot be, before anything is measured."""
+    from k3tool.bench.page import MARK
+    from k3tool.bench.pictures import require_matplotlib
+    from k3tool.bench.timeline import TRACE_MARK
+
+    outputs = []
+    if chrome_trace is not None:
+        outputs.append(Output("--chrome-trace", chrome_trace, "trace", TRACE_MARK))
+    if page is not None:
+        require_matplotlib()
+        outputs.append(Output("--report", page, "report", MARK))
+    check_outputs(outputs, [options.checkpoint])
+
+
+def _write_files(
+    options: "Options", said: dict[str, Any], chrome_trace: Path | None, page: Path | None
+) -> None:
+    """Run once more for the trace, which takes no part in the measurement."""
+    if chrome_trace is None and page is None:
+        return
+    from k3tool.bench.gathered import Gathered
+    from k3tool.bench.report import write_page
+    from k3tool.bench.timeline import record_token, write_trace
+
+    trace = record_token(options)
+    if chrome_trace is not None:
+        write_trace(chrome_trace, trace)
+    if page is not None:
+        write_page(Gathered([("this run", said)], timelines=[("this run", trace)]), page)

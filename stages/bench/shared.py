@@ -3,7 +3,7 @@
 import json
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -72,7 +72,7 @@ def baseline_option() -> common.Decorator:
 
 # Parameters that say how often something is measured and what becomes of the numbers, not what.
 _NO_SETTINGS = frozenset(
-    {"strict", "as_json", "baseline", "repeats", "cache", "chrome_trace", "report", "against"}
+    {"strict", "as_json", "baseline", "repeats", "cache", "chrome_trace", "page"}
 )
 
 
@@ -84,7 +84,7 @@ def settings() -> dict[str, object]:
             return str(value.absolute())
         return [plain(one) for one in value] if isinstance(value, tuple) else value
 
-    params = click.get_current_context().params
+    params: dict[str, Any] = click.get_current_context().params
     return {name: plain(value) for name, value in params.items() if name not in _NO_SETTINGS}
 
 
@@ -95,8 +95,11 @@ def measure(
     strict: bool,
     as_json: bool,
     baseline: Path | None,
+    after: Callable[[dict[str, Any]], None] | None = None,
 ) -> "BenchReport":
     """Measure and print; compare with an earlier measurement, which is looked at first.
+
+    `after` gets what --json prints, before limits are judged.
 
     Raises: ArtifactError for a baseline of something else; UnsoundError under `strict` if a limit
     is missed, or limits were not judged.
@@ -113,6 +116,8 @@ def measure(
         said["against"] = [change._asdict() for change in changes]
         lines += ["", *change_lines(changes)]
     click.echo(json.dumps(said, indent=1) if as_json else "\n".join(lines))
+    if after is not None:
+        after(said)
     if strict:
         _require_limits(report)
     return report
