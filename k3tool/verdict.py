@@ -67,4 +67,6 @@ def require(checks: Sequence[Check], what: str, *, strict: bool) -> None:
     """Raise UnsoundError (exit 4) unless the checks amount to a pass."""
     if not is_sound(checks, strict=strict):
         need = "every check to run and pass" if strict else "at least one check, and none to fail"
-        raise UnsoundError(what, got=summary(checks), need=need)
+        word = "FAIL" if count(checks, "FAIL") else "NOT RUN"
+        hint = f"its lines marked {word} say what and where"
+        raise UnsoundError(what, got=summary(checks), need=need, hint=hint)

@@ -180,7 +180,8 @@ def _system_error(error: OSError) -> K3Error:
     """Return the refusal for what the system denies outside a file of ours: a full stdout."""
     place = os.fsdecode(error.filename) if error.filename else "stdout"
     got = (error.strerror or str(error)).lower()
-    return K3Error(place, got=got, need="room and the right to read and write there")
+    need, hint = "room and the right to read and write there", "free some, or write elsewhere"
+    return K3Error(place, got=got, need=need, hint=hint)
 
 
 def _out_of_memory() -> TargetError:

@@ -40,7 +40,8 @@ def measure_io(path: Path, block_bytes: int, depth: int, n_bytes: int) -> IoRate
     )
     if done.returncode:
         name, _, got = done.stderr.strip().rpartition(": ")
-        raise K3Error(name or str(path), got=got, need=f"a file of at least {block_bytes} bytes")
+        need = f"a file of at least {block_bytes} bytes"
+        raise K3Error(name or str(path), got=got, need=need, hint="give a smaller --block")
     count, ns, direct = map(int, done.stdout.split())
     return IoRate(count, ns / 1e9, bool(direct))
 

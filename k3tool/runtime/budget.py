@@ -105,7 +105,8 @@ def fit(
         need = needs.budget(needs.least(chosen)) + reserved_bytes
         raise TargetError(
             "--memory", got=f"{memory_bytes} bytes", need=f"at least {need} bytes for this model",
-            hint="a smaller --ctx needs less" if needs.plan.params["ctx"] > 4096 else "",
+            hint="a smaller --ctx needs less" if needs.plan.params["ctx"] > 4096
+            else "k3tool doctor SOURCE says which preset fits here",
         )  # fmt: skip
     return with_residency(needs.plan, _spend(needs, chosen, needs.share(memory)))
 

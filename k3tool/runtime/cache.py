@@ -348,9 +348,15 @@ def _check_foreign(isa: Isa, source: Source, target: str, name: str) -> None:
         raise ArtifactError(
             f"{name}: checkpoint", got=f"{made_for[:16]}.." if made_for else "none, only a config",
             need=f"{source.identity[:16]}.. of {source.path}",
-            hint=f"k3tool compile-plan {source.path} -o plan.h5",
+            hint=_recompile(source),
         )  # fmt: skip
     _check_config(isa, source, name)
+
+
+def _recompile(source: Source) -> str:
+    """Return the command that makes a program for this source; shards know their degree."""
+    degree = f" --tp {source.tp}" if source.shards is None else ""
+    return f"k3tool compile-plan {source.path}{degree} -o plan.h5"
 
 
 def _check_config(isa: Isa, source: Source, name: str) -> None:
@@ -368,5 +374,5 @@ def _check_config(isa: Isa, source: Source, name: str) -> None:
         field = differ[0] if differ else "text_config"
         raise ArtifactError(
             f"{name}: config: {field}", got=parts[0].get(field), need=parts[1].get(field),
-            hint=f"k3tool compile-plan {source.path} -o plan.h5",
+            hint=_recompile(source),
         )  # fmt: skip
