@@ -1,6 +1,8 @@
 """`k3tool run` with text: prompts, conversations, stops and drawn tokens, as a user meets them."""
 
 import json
+import re
+import shlex
 import subprocess
 import sys
 from collections.abc import Callable
@@ -16,6 +18,7 @@ from k3tool.runtime.sampling import Sampler
 from k3tool.runtime.tokens import read_tokens
 from k3tool.text.chat import Message, chat_ids
 from k3tool.text.tokenizer import Tokenizer, open_tokenizer
+from tests.test_readme import LINE
 
 REPO = Path(__file__).parents[2]
 Run = Callable[..., Any]
@@ -296,3 +299,21 @@ def test_without_a_temperature_nothing_is_drawn(run: Run) -> None:
     assert greedy[0]["sampling"] is None
     cold = ("--temperature", 0.9, "--top-k", 1, "--seed", 3)
     assert events(run(*HELLO, *cold, "--json").out)[-1]["tokens"] == greedy[-1]["tokens"]
+
+
+# -- the page ----------------------------------------------------------------------------------
+
+
+def test_the_commands_of_the_page_do_what_they_say(
+    k3tool: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    page = (REPO / "docs" / "text.md").read_text()
+    (block,) = re.findall(r"```console\n(.*?)```", page, re.DOTALL)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    commands = [(m["command"], int(m["exit"] or 0)) for m in LINE.finditer(block)]
+    assert len(commands) == len(block.splitlines()) >= 10
+    for command, expected in commands:
+        program, *words = shlex.split(command)
+        done = k3tool(*words)
+        assert (program, done.code) == ("k3tool", expected), f"$ {command}\n{done.err}"
