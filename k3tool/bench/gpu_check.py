@@ -1,7 +1,7 @@
 """`make gpu`: what only a device can show, against the CPU's bits, and a page that says what ran.
 
-Without a device it prints NOT RUN, writes nothing and ends with 5. What has not been written is
-NOT RUN by name, on every page.
+Without a device it prints NOT RUN, writes nothing and ends with 5. A part that there was no time
+for is NOT RUN by name, and so is what has not been written.
 """
 
 from __future__ import annotations
@@ -13,17 +13,25 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
-
-import numpy as np
+from typing import Any
 
 from k3tool.atomic import atomic_path
-from k3tool.bench.frame import interleave, spread
-from k3tool.errors import K3Error, TargetError, UsageError, listed
-from k3tool.model.config import K3Config
+from k3tool.bench import gpu_parts
+from k3tool.bench.gpu_bits import (
+    PROMPT,
+    Asked,
+    Row,
+    batches,
+    cases,
+    options_of,
+    run_batch,
+    run_case,
+)
+from k3tool.errors import K3Error, TargetError
 from k3tool.revision import tool_version
 from k3tool.runtime.build import ROOT
 from k3tool.runtime.cache import open_source, program
@@ -31,138 +39,81 @@ from k3tool.runtime.gpu_device import builds_of, find_device
 from k3tool.runtime.gpu_runtime import Device
 from k3tool.runtime.gpu_source import builds, program_ops
 from k3tool.runtime.options import RunOptions
-from k3tool.runtime.run import RunResult, run_model
+from k3tool.runtime.run import run_model
 from k3tool.tables import Column, Table
 from k3tool.targets import get_target
 from k3tool.verdict import Check, failed, is_sound, not_run, passed, summary
 
-PROMPT = (3, 1, 4, 1, 5, 9, 2)
 ORACLES = ("tiny13", "tiny_tp8")
-MEASURED, REPEATS = 4, 3
 SANITIZERS = ("memcheck", "racecheck")
+SECONDS = 290.0
 _SANITIZED_SECONDS = 600.0  # a step is some hundred times longer there
-NOT_WRITTEN = (
-    ("batch 8", "a run has one sequence"),
-    ("hand-off against a grid-wide barrier and launches in a graph", "not written"),
-    ("GEMV bf16 and MXFP4 as a share of the copy bandwidth", "not written"),
-    ("tokens per second against a graph of launches, one for each op", "not written"),
-    ("anatomy of a token and ablation of bodies", "not written"),
-    ("ranks on several devices", "not written: a run has one"),
-)
+_LEAST_SECONDS = 10.0  # nothing is begun with less
+NOT_WRITTEN = (("ranks on several devices", "not written: a run has one"),)
 Open = Callable[[str], Device]
 Print = Callable[[str], None]
 
 
-class Case(NamedTuple):
-    """One comparison: a model, how it is run, and in words."""
+class Clock:
+    """How much is left of the time that a page may take."""
 
-    model: Path
-    given: dict[str, Any]
+    def __init__(self, seconds: float) -> None:
+        """Start."""
+        self._seconds, self._end = seconds, time.monotonic() + seconds
 
     @property
-    def name(self) -> str:
-        """Return it in words."""
-        words = " ".join(f"{key} {value}" for key, value in self.given.items())
-        return f"bits of {self.model.name}, {words}"
+    def left(self) -> float:
+        """Return the seconds that are left."""
+        return self._end - time.monotonic()
+
+    def lacks(self, seconds: float = _LEAST_SECONDS) -> str:
+        """Return why a part of so many seconds is not begun, empty where it is."""
+        if self.left >= seconds:
+            return ""
+        return f"{max(self.left, 0):.0f} s were left of {self._seconds:g} s"
 
 
-class Row(NamedTuple):
-    """Tokens a second of a case that ran, device and CPU."""
-
-    case: Case
-    device: RunResult
-    cpu: RunResult
-
-
-@dataclass(frozen=True, slots=True)
-class Asked:
-    """What to check: small `models` in every way, a `large` one at TP 1."""
-
-    target: str
-    models: tuple[Path, ...]
-    large: Path | None
-    cache: Path
-    gen: int = 8
-    workgroups: int | None = None
-
-
-def cases(asked: Asked) -> Iterator[Case]:
-    """Yield prefill in one step and in chunks, by decode, one rank and two."""
-    for model in asked.models:
-        yield Case(model, {"tp": 1})
-        yield Case(model, {"tp": 1, "chunk": 3, "numerics": "bf16"})
-        yield Case(model, {"tp": 1, "prefill": "decode"})
-        if _has_degree(model, 2):
-            yield Case(model, {"tp": 2})
-    if asked.large is not None:
-        yield Case(asked.large, {"tp": 1})
-        yield Case(asked.large, {"tp": 1, "numerics": "bf16"})
-
-
-def _has_degree(model: Path, tp: int) -> bool:
-    try:
-        K3Config.load(model / "config.json").check_tp(tp)
-    except UsageError:
-        return False
-    return True
-
-
-def check(asked: Asked, open_device: Open, say: Print) -> tuple[list[Check], list[Row]]:
+def check(
+    asked: Asked, open_device: Open, say: Print, clock: Clock | None = None
+) -> tuple[list[Check], list[Row]]:
     """Run every case on a device and on the CPU. Raises: TargetError where no device is."""
     checks: list[Check] = []
     rows: list[Row] = []
+    clock = clock or Clock(SECONDS)
     _compile(asked, open_device(asked.target))
 
-    def add(one: Check) -> None:
+    def judged(name: str, run: Callable[[], str], detail: str) -> None:
+        late = clock.lacks()
+        if late:
+            one = not_run(name, late)
+        else:
+            try:
+                found = run()
+                one = failed(name, found) if found else passed(name, detail)
+            except K3Error as error:
+                one = failed(name, error.text().replace("\n", "; "))
         checks.append(one)
         say(f"{one.status} {one.name}: {one.detail}")
 
     for case in cases(asked):
-        try:
-            row = _run(asked, case, open_device(asked.target))
-        except K3Error as error:
-            add(failed(case.name, error.text().replace("\n", "; ")))
-            continue
-        rows.append(row)
-        found = difference(row.device, row.cpu)
-        tokens = f"{len(row.device.tokens)} tokens and every logit"
-        add(failed(case.name, found) if found else passed(case.name, tokens))
+
+        def run(case: Any = case) -> str:
+            row, found = run_case(asked, case, open_device(asked.target))
+            rows.append(row)
+            return found
+
+        judged(case.name, run, f"{asked.gen} tokens and every logit")
+    for case in batches(asked):
+
+        def run_several(case: Any = case) -> str:
+            return run_batch(asked, case, open_device(asked.target))
+
+        judged(case.name, run_several, f"{asked.gen} tokens of each sequence and every logit")
     if asked.large is None:
-        add(not_run("bits of k3-slice", "no --large: k3tool sample DIR --preset k3-slice"))
-    for tool in SANITIZERS:
-        add(_sanitize(asked, tool))
-    for name, reason in NOT_WRITTEN:
-        add(not_run(name, reason))
+        checks.append(
+            not_run("bits of k3-slice", "no --large: k3tool sample DIR --preset k3-slice")
+        )
     return checks, rows
-
-
-def difference(found: RunResult, want: RunResult) -> str:
-    """Return where two runs first differ, empty where all tokens and logits have equal bits."""
-    if found.tokens != want.tokens:
-        pairs = zip(found.tokens, want.tokens, strict=False)
-        step = next((i for i, (a, b) in enumerate(pairs) if a != b), len(found.tokens))
-        got, need = (listed(run.tokens[step : step + 1]) for run in (found, want))
-        return f"token {step}: got {got}, need {need}"
-    for name in ("prefill", "steps"):
-        a, b = (np.asarray(getattr(run, name)).view("<u4") for run in (found, want))
-        wrong = np.argwhere(a != b)
-        if len(wrong):
-            row, column = wrong[0].tolist()
-            return f"{len(wrong)} of {a.size} logits differ, first {name} {row}, id {column}"
-    return ""
-
-
-def _options(asked: Asked, case: Case) -> RunOptions:
-    return RunOptions(
-        case.model, PROMPT, asked.gen, cache=asked.cache, ignore_eos=True, logits=True,
-        workgroups=asked.workgroups, **case.given,
-    )  # fmt: skip
-
-
-def _run(asked: Asked, case: Case, device: Device) -> Row:
-    options = _options(asked, case)
-    on_device = run_model(replace(options, target=asked.target), device=device)
-    return Row(case, on_device, run_model(options))
 
 
 def _compile(asked: Asked, device: Device) -> None:
@@ -172,9 +123,11 @@ def _compile(asked: Asked, device: Device) -> None:
     """
     needed: dict[tuple[tuple[str, ...], tuple[str, ...]], None] = {}
     try:
-        for case in cases(asked):
-            options = replace(_options(asked, case), target=asked.target)
+        for case in [*cases(asked), *batches(asked)]:
+            options = replace(options_of(asked, case), target=asked.target)
             isa = program(open_source(options), options, lambda text: None).isa
+            needed |= dict.fromkeys(builds(program_ops(isa)).items())
+        for isa in gpu_parts.programs(asked):
             needed |= dict.fromkeys(builds(program_ops(isa)).items())
         with concurrent.futures.ThreadPoolExecutor() as pool:
             made = [
@@ -187,18 +140,51 @@ def _compile(asked: Asked, device: Device) -> None:
         device.close()
 
 
-def _sanitize(asked: Asked, tool: str) -> Check:
+# ---- what is measured, and what other tools look at ---------------------------------------------
+
+
+def measure(
+    parts: Iterable[gpu_parts.Part], clock: Clock, say: Print
+) -> tuple[list[Check], list[str]]:
+    """Run the parts that there is time for; return a check of each and the lines of all."""
+    checks: list[Check] = []
+    lines: list[str] = []
+    for part in parts:
+        late = clock.lacks(part.seconds)
+        if late:
+            one = not_run(part.name, late)
+        else:
+            try:
+                found = part.run()
+                lines += ["", f"## {part.name[0].upper()}{part.name[1:]}", "", *found]
+                one = passed(part.name, "below")
+            except K3Error as error:
+                one = failed(part.name, error.text().replace("\n", "; "))
+        checks.append(one)
+        say(f"{one.status} {one.name}: {one.detail}")
+    return checks, lines
+
+
+def sanitize(asked: Asked, tool: str, clock: Clock) -> Check:
     """Run a few steps below a sanitizer; its own exit code tells a finding from a refusal."""
     name = f"compute-sanitizer {tool}"
     found = shutil.which("compute-sanitizer")
     if found is None or get_target(asked.target).family != "cuda":
         return not_run(name, "no compute-sanitizer" if found is None else "for CUDA alone")
+    late = clock.lacks()
+    if late:
+        return not_run(name, late)
     command = [
         found, "--tool", tool, "--error-exitcode", "9", sys.executable, "-m",
         "k3tool.bench.gpu_check", "--target", asked.target, "--cache", str(asked.cache),
         "--one-run", str(asked.models[0]),
     ]  # fmt: skip
-    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT)
+    try:
+        done = subprocess.run(
+            command, capture_output=True, text=True, check=False, cwd=ROOT, timeout=clock.left
+        )
+    except subprocess.TimeoutExpired as error:
+        return not_run(name, f"took longer than {error.timeout:.0f} s")
     if done.returncode == 0:
         return passed(name, f"a prompt and a token of {asked.models[0].name}")
     said = (done.stdout + done.stderr).strip().splitlines() or ["nothing said"]
@@ -215,36 +201,11 @@ def _run_once(asked: Asked) -> None:
     )  # fmt: skip
 
 
-def measure(asked: Asked, open_device: Open) -> str:
-    """Return decode's tokens a second in one launch and in one for each op, in turn, in words.
-
-    Raises: what a run is refused with.
-    """
-    model = asked.large or asked.models[-1]
-    options = RunOptions(
-        model, PROMPT, 1 + MEASURED * asked.gen, target=asked.target, tp=1, cache=asked.cache,
-        workgroups=asked.workgroups, ignore_eos=True,
-    )  # fmt: skip
-
-    def rate(is_each: bool) -> float:
-        each = replace(options, is_launch_per_op=is_each)
-        found = run_model(each, device=open_device(asked.target)).decode_tokens_per_second
-        assert found is not None
-        return found
-
-    paired = interleave(lambda: rate(True), lambda: rate(False), REPEATS)
-    one, each = spread(paired.second), spread(paired.first)
-    return (
-        f"{model.name}, one sequence: {one.text()} tokens a second in one launch, {each.text()} in "
-        f"one for each op: {paired.ratio.text()} times as many"
-    )
-
-
 # ---- the page -----------------------------------------------------------------------------------
 
 
 def page(
-    asked: Asked, device: str, checks: Sequence[Check], rows: Sequence[Row], measured: str
+    asked: Asked, device: str, checks: Sequence[Check], rows: Sequence[Row], measured: Sequence[str]
 ) -> list[str]:
     """Return the page in lines of markdown."""
     rates = Table(
@@ -280,8 +241,7 @@ def page(
         "Tokens a second, as `run` counts them; the host takes part in every token.",
         "",
         *rates.markdown_lines(),
-        "",
-        measured,
+        *measured,
     ]
 
 
@@ -290,6 +250,7 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--target", default="cuda:sm_90a", help="default: %(default)s")
     parser.add_argument("--large", type=Path, help="a k3-slice checkpoint")
     parser.add_argument("--cache", type=Path, help="where programs and objects are kept")
+    parser.add_argument("--seconds", type=float, default=SECONDS, help="default: %(default)s")
     parser.add_argument("--strict", action="store_true", help="NOT RUN fails")
     parser.add_argument("-o", "--output", type=Path, default=ROOT / "docs" / "gpu-results.md")
     parser.add_argument("--one-run", type=Path, help=argparse.SUPPRESS)
@@ -300,7 +261,12 @@ def main(arguments: Sequence[str], open_device: Open = find_device, **small: Any
     """Run the command line and return its exit code; `small` changes what a test asks for."""
     given = _parse(arguments)
     models = tuple(ROOT / "tests" / "data" / "oracle" / name for name in ORACLES)
+
+    def say(line: str) -> None:
+        print(line, flush=True)
+
     with tempfile.TemporaryDirectory() as folder:
+        clock, sizes = Clock(given.seconds), small.pop("sizes", gpu_parts.FULL)
         asked = Asked(given.target, models, given.large, given.cache or Path(folder))
         asked = replace(asked, **small)
         try:
@@ -309,21 +275,25 @@ def main(arguments: Sequence[str], open_device: Open = find_device, **small: Any
                 return 0
             device = open_device(asked.target)
             words = f"{device.name} ({device.arch}, {device.n_units} units, {device.driver})"
+            asked = replace(asked, units=device.n_units)
             device.close()
-            checks, rows = check(asked, open_device, lambda line: print(line, flush=True))
-            is_held = is_sound(checks, strict=given.strict)
-            measured = measure(asked, open_device) if is_held else "Nothing was measured."
+            checks, rows = check(asked, open_device, say, clock)
+            measured = ["", "Nothing was measured."]
+            if is_sound(checks, strict=False):  # numbers of what is wrong are none
+                found, measured = measure(gpu_parts.parts(asked, open_device, sizes), clock, say)
+                checks += found
+            checks += [sanitize(asked, tool, clock) for tool in SANITIZERS]
+            checks += [not_run(name, reason) for name, reason in NOT_WRITTEN]
         except TargetError as error:
             print(f"NOT RUN: {error.text('gpu')}")
             return error.exit_code
         except K3Error as error:
             print(error.text("gpu"), file=sys.stderr)
             return error.exit_code
-    print(measured)
     print(summary(checks))
     with atomic_path(given.output) as temporary:
         temporary.write_text("\n".join(page(asked, words, checks, rows, measured)) + "\n")
-    return 0 if is_held else 4
+    return 0 if is_sound(checks, strict=given.strict) else 4
 
 
 if __name__ == "__main__":

@@ -16,6 +16,7 @@ import numpy as np
 from k3tool.bench.frame import Spread, spread
 from k3tool.bench.gpu_chain import PATIENCE_SECONDS, Loaded, Packet, chain, nop_chain
 from k3tool.errors import K3Error, UnsoundError
+from k3tool.isa.stream import Isa
 from k3tool.isa.table import Op
 from k3tool.model.config_fields import MXFP4_GROUP
 from k3tool.runtime.gpu_runtime import BARRIER, Device, Launched, wait_idle
@@ -169,6 +170,14 @@ def load_products(
     device: Device, target: str, blocks: int, folder: Path, product: Product, sizes: Sizes
 ) -> Loaded:
     """Return a chain of products with copies of one matrix in turn, on the device."""
+    loaded = Loaded(device, product_chain(target, blocks, product, sizes), folder)
+    if product.experts:
+        _point_at_experts(device, loaded, product, sizes.copies)
+    return loaded
+
+
+def product_chain(target: str, blocks: int, product: Product, sizes: Sizes) -> Isa:
+    """Return the program of such a chain."""
     width = product.rows * max(product.experts, 1)
     tensors = {"x": product.columns * _F32, "y": width * _F32}
     if product.experts:
@@ -188,10 +197,7 @@ def load_products(
         else:
             names3, shape = ("x", f"w{copy}", "y"), (product.rows, width)
             packets.append(Packet(Op.GEMV_BF16, names3, *shape, (product.columns, 0)))
-    loaded = Loaded(device, chain(target, blocks, tensors, packets), folder)
-    if product.experts:
-        _point_at_experts(device, loaded, product, sizes.copies)
-    return loaded
+    return chain(target, blocks, tensors, packets)
 
 
 def _point_at_experts(device: Device, loaded: Loaded, product: Product, copies: int) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,12 +13,18 @@ from typing import Any
 import numpy as np
 import pytest
 
-from k3tool.bench import gpu_check
-from k3tool.bench.gpu_check import NOT_WRITTEN, Asked, Case, cases, difference, main
+from k3tool.bench import gpu_bits, gpu_check, gpu_parts, gpu_tokens
+from k3tool.bench.gpu_bits import Asked, Case, cases, difference
+from k3tool.bench.gpu_check import NOT_WRITTEN, Clock, main
+from k3tool.bench.gpu_measures import Product, Sizes
+from k3tool.bench.gpu_parts import Scope
 from k3tool.errors import TargetError
+from k3tool.runtime.engine import StepResult
+from k3tool.runtime.options import RunOptions
 from tests.kernels.emulated_device import EmulatedDevice
-from tests.runtime.test_gpu_group import unknown_opcode
+from tests.runtime.test_gpu_group import group_of, program_of, unknown_opcode
 
+CUDA = "cuda:sm_90a"
 MODELS = {name: gpu_check.ROOT / "tests/data/oracle" / name for name in gpu_check.ORACLES}
 
 
@@ -35,58 +43,124 @@ def test_without_a_device_nothing_is_written(
 def test_cases_are_what_models_can_do(tmp_path: Path) -> None:
     asked = Asked("cuda:sm_90a", tuple(MODELS.values()), tmp_path, tmp_path)
     found = list(cases(asked))
+    (two,) = (case.given for case in cases(replace(asked, units=132)) if case.given["tp"] == 2)
+    assert two["workgroups"] == 66  # of each rank: both are resident at once
     degrees = {(case.model.name, case.given["tp"]) for case in found}
     assert {("tiny13", 1), ("tiny_tp8", 1), ("tiny_tp8", 2), (tmp_path.name, 1)} <= degrees
     assert {case.given.get("prefill") for case in found} == {None, "decode"}
     assert {case.given.get("numerics") for case in found} == {None, "bf16"}
 
 
-def one_case(monkeypatch: pytest.MonkeyPatch) -> None:
-    case = Case(MODELS["tiny13"], {"tp": 1, "workgroups": 4})
+SMALL = Scope(Sizes(2, 1, 1 << 12, 2, 2), (Product("small", 16, 64),), steps=1, repeats=1)
+
+
+@pytest.fixture(scope="module")
+def small_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a cache of programs for all runs here."""
+    return tmp_path_factory.mktemp("cache")
+
+
+@pytest.fixture
+def small(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> dict[str, Any]:
+    """Return what makes everything small: one case of a token, and a toy where time is taken."""
+
+    @contextlib.contextmanager
+    def toy_engine(options: RunOptions, device: Any) -> Iterator[Any]:
+        isa = program_of(CUDA, 1)
+        isa = replace(isa, params=isa.params | {"batch": 2})
+        launches = "each" if options.is_launch_per_op else "one"
+        with group_of(isa, device, tmp_path, launches=launches) as group:
+            group.wait_ready(lambda done, total: None)
+            yield group
+
+    monkeypatch.setattr(gpu_tokens, "engine", toy_engine)
+    case = Case(MODELS["tiny13"], {"tp": 1, "workgroups": 1})
     monkeypatch.setattr(gpu_check, "cases", lambda asked: iter([case]))
+    monkeypatch.setattr("shutil.which", lambda name: None)
+    monkeypatch.setattr(gpu_bits, "PROMPT", (1,))
+    monkeypatch.setattr(gpu_parts, "PROMPT", (1,))
+    sizes = {"gen": 1, "workgroups": 1, "batch": 2, "sizes": SMALL}
+    return sizes | {"models": (MODELS["tiny13"],)}
 
 
 def test_a_page_of_a_device(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, device_code: Any,
+    small: dict[str, Any], small_cache: Path, tmp_path: Path, device_code: Any,
     capsys: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
-    one_case(monkeypatch)
-    monkeypatch.setattr("shutil.which", lambda name: None)
-    monkeypatch.setattr(gpu_check, "_options", small_options)
-    monkeypatch.setattr(gpu_check, "PROMPT", (1,))
-    monkeypatch.setattr(gpu_check, "REPEATS", 1)
-    monkeypatch.setattr(gpu_check, "MEASURED", 1)
     output = tmp_path / "results.md"
-    given = ["-o", str(output), "--cache", str(tmp_path / "cache")]
+    given = ["-o", str(output), "--cache", str(small_cache), "--seconds", "1000"]
 
     def device(target: str, **damage: Any) -> EmulatedDevice:
         return EmulatedDevice(device_code("cuda"), **damage)
 
-    small = {"gen": 1, "workgroups": 4, "models": (MODELS["tiny13"],)}
     assert main(given, device, **small) == 0
     page = output.read_text()
     assert "emulated blocks (sm_90, 32 units, no driver)" in page
-    assert "| bits of tiny13, tp 1 workgroups 4 | PASS | 1 tokens and every logit |" in page
+    assert "| bits of tiny13, tp 1 workgroups 1 | PASS | 1 tokens and every logit |" in page
+    assert "| bits of tiny13, tp 1 batch 2 | PASS | 1 tokens of each sequence and every" in page
     for name, _ in NOT_WRITTEN:
         assert f"| {name} | NOT RUN |" in page
     assert "| compute-sanitizer memcheck | NOT RUN | no compute-sanitizer |" in page
-    assert f"1 PASS, 0 FAIL, {len(NOT_WRITTEN) + 3} NOT RUN" in capsys.readouterr().out
-    assert re.search(
-        r"tiny13, one sequence: \S+ .* in one launch, .* for each op: \S+ .* times", page
-    )
-    damaged = main(
-        [*given, "--strict"], lambda target: device(target, spoil=unknown_opcode), **small
-    )
-    assert damaged == 4
+    for part in ("hand-off", "products", "tokens a second", "several sequences",
+                 "anatomy of a token"):  # fmt: skip
+        assert f"| {part} | PASS | below |" in page
+        assert f"\n## {part[0].upper()}{part[1:]}\n" in page
+    for line in (
+        r"\| an empty packet in a chain \| +\S+", r"\| a grid-wide barrier \| +\S+",
+        r"\| an empty launch in a graph \| +\S+", r"\| small, 16 rows of 64 \| +\S+",
+        r"\* (held|MISSED): small of copying \S+, at least 0.85",
+        r"\| in one launch \| +\S+", r"\| in one for each op \| +\S+",
+        r"\* (held|MISSED): tokens in one launch, of those in a graph of those",
+        r"\* tiny13, 2 in a step: \S+ tokens/s", r"\* protocol: .*%", r"\* idle: .*%",
+    ):  # fmt: skip
+        assert re.search(line, page), line
+    assert f"7 PASS, 0 FAIL, {len(NOT_WRITTEN) + 3} NOT RUN" in capsys.readouterr().out
+
+
+def test_a_page_of_a_device_that_computes_wrongly(
+    small: dict[str, Any], small_cache: Path, tmp_path: Path, device_code: Any
+) -> None:
+    output = tmp_path / "results.md"
+    given = ["-o", str(output), "--cache", str(small_cache), "--strict"]
+
+    def device(target: str) -> EmulatedDevice:
+        return EmulatedDevice(device_code("cuda"), spoil=unknown_opcode)
+
+    assert main(given, device, **small) == 4
     assert "Nothing was measured." in output.read_text()
     assert "| FAIL | rank 0: step 0, position 0, prefill: instruction 3" in output.read_text()
 
 
-def small_options(asked: Asked, case: Case) -> Any:
-    from k3tool.runtime.options import RunOptions
+def test_what_there_is_no_time_for_is_not_run(
+    small: dict[str, Any], small_cache: Path, tmp_path: Path, device_code: Any
+) -> None:
+    output = tmp_path / "results.md"
+    given = ["-o", str(output), "--cache", str(small_cache), "--seconds", "0"]
+    nothing = main(given, lambda target: EmulatedDevice(device_code("cuda")), **small)
+    assert nothing == 4  # of which nothing may be claimed
+    page = output.read_text()
+    for name in ("bits of tiny13, tp 1 workgroups 1", "bits of tiny13, tp 1 batch 2"):
+        assert f"| {name} | NOT RUN | 0 s were left of 0 s |" in page
+    assert "Nothing was measured." in page
+    part = gpu_parts.Part("a part", 20, lambda: ["a line"])
+    checks, lines = gpu_check.measure([part], Clock(15), print)
+    assert (checks[0].status, checks[0].detail) == ("NOT RUN", "15 s were left of 15 s")
+    assert lines == []
 
-    fixed = {"cache": asked.cache, "ignore_eos": True, "logits": True}
-    return RunOptions(case.model, (1,), 1, **fixed, **case.given)
+
+def test_sequences_that_differ_are_placed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def decode(group: Any, prompts: Any, gen: int) -> Any:
+        bits = np.zeros((1, 3), "<f4")
+        bits[0, 2] = group
+        yield StepResult((), bits, bits, 0)
+
+    groups = iter((1.0, 0.0))
+    monkeypatch.setattr(gpu_bits, "prepare", lambda *given, **more: None)
+    monkeypatch.setattr(gpu_bits, "running", lambda job, say: contextlib.nullcontext(next(groups)))
+    monkeypatch.setattr(gpu_bits, "decode", decode)
+    asked = Asked(CUDA, (MODELS["tiny13"],), None, tmp_path)
+    found = gpu_bits.run_batch(asked, Case(MODELS["tiny13"], {}), EmulatedDevice(b""))
+    assert found == "step 0: 1 logits differ, first row and id [0 2]"
 
 
 def test_a_difference_is_placed() -> None:
@@ -114,10 +188,12 @@ def test_a_sanitizer_is_heard(
     script.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
     asked = Asked("cuda:sm_90a", (MODELS["tiny13"],), None, tmp_path)
-    found = gpu_check._sanitize(asked, "memcheck")
+    found = gpu_check.sanitize(asked, "memcheck", Clock(60))
     assert (found.status, "1 error" in found.detail) == (status, status == "FAIL")
     said = (tmp_path / "said").read_text()
     assert said.startswith("--tool memcheck --error-exitcode 9 ")
     assert "--one-run" in said
-    hip = gpu_check._sanitize(replace(asked, target="hip:gfx942"), "memcheck")
+    hip = gpu_check.sanitize(replace(asked, target="hip:gfx942"), "memcheck", Clock(60))
     assert (hip.status, hip.detail) == ("NOT RUN", "for CUDA alone")
+    late = gpu_check.sanitize(asked, "memcheck", Clock(0))
+    assert (late.status, late.detail) == ("NOT RUN", "0 s were left of 0 s")
