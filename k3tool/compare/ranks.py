@@ -11,10 +11,11 @@ from typing import Literal
 import numpy as np
 
 from k3tool.compare.differences import NEAR_TIE, Decode, Difference, compare_streams
+from k3tool.compare.event_lines import Request
 from k3tool.compare.majority import Majority, majority
 from k3tool.compare.records import Record, common_fields, margins
 from k3tool.compare.spill import BLOCK_ROWS, Columns
-from k3tool.errors import ArtifactError
+from k3tool.errors import ArtifactError, listed
 from k3tool.tables import count_text
 from k3tool.verdict import Check, failed, not_run, passed
 
@@ -69,10 +70,31 @@ _DEFAULT = Terms()
 
 
 def compare(records: Sequence[Record], terms: Terms = _DEFAULT) -> Comparison:
-    """Compare ranks and records.
+    """Compare ranks and records; of several requests in a file each with its own in the others.
 
     Raises: ArtifactError when records are known to answer different questions.
     """
+    found = Comparison()
+    requests: dict[Request, list[Record]] = {}
+    for record in records:
+        requests.setdefault(record.request, []).append(record)
+    files = list(dict.fromkeys(record.file for record in records))
+    for request, group in requests.items():
+        part = _compare_group(group, terms)
+        found.checks += part.checks
+        found.differences += part.differences
+        found.majorities += part.majorities
+        found.compared |= part.compared
+        have = {record.file for record in group}
+        found.checks += [
+            failed(f"{file} request {request}", f"absent: only {listed(sorted(have))} has it")
+            for file in files
+            if file not in have
+        ]
+    return found
+
+
+def _compare_group(records: Sequence[Record], terms: Terms) -> Comparison:
     found = Comparison()
     for record in records:
         _compare_ranks(found, record, terms)

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from k3tool.checkpoint.regular_file import open_regular
-from k3tool.compare.event_lines import LineReader
+from k3tool.compare.event_lines import Answer, LineReader, Request
 from k3tool.compare.id_lists import read_ids
 from k3tool.compare.spill import Columns
 from k3tool.errors import ArtifactError, quoted, shown
@@ -37,15 +37,17 @@ _BITS = ("best", "second", "margin", "logits_digest", "digest")
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """One file's streams. `ranks[r]` (N,) has at least `step` and `id`, in the file's order.
+    """One answer's streams. `ranks[r]` (N,) has at least `step` and `id`, in the file's order.
 
+    `request` names it among several of `file`, None where the file has one answer without a name.
     `fields` are the columns that were recorded. `n_ranks` is how many ranks ran, None where the
     file knows no ranks. `facts` are what the file says of the run (checkpoint, numerics, prompt,
     prompt_tokens, tp, sampling), each with its text. `faults` were met while reading: the record
     must not be trusted.
     """
 
-    name: str
+    file: str
+    request: Request
     kind: str
     ranks: Mapping[int, Columns]
     fields: tuple[str, ...]
@@ -53,6 +55,11 @@ class Record:
     facts: Mapping[str, tuple[object, str]]
     program: str | None = None
     faults: tuple[str, ...] = ()
+
+    @property
+    def name(self) -> str:
+        """Return what it is called in messages."""
+        return self.file if self.request is None else f"{self.file} request {shown(self.request)}"
 
     @property
     def has_bits(self) -> bool:
@@ -80,14 +87,14 @@ class Record:
         return rows
 
 
-def read_record(path: Path) -> Record:
-    """Read one record of tokens; the file's first bytes say of which kind.
+def read_records(path: Path) -> list[Record]:
+    """Read a file's records of tokens, one a request; its first bytes say of which kind it is.
 
     Raises: ArtifactError naming the file and what is no record, or where it is damaged.
     """
     start = _first_bytes(path)
     if start.startswith(b"k3tool "):
-        return of_tokens(read_tokens(path))
+        return [of_tokens(read_tokens(path))]
     for mark, what in _NO_RECORD:
         if start.startswith(mark):
             raise ArtifactError(str(path), got=what, need=NEED)
@@ -96,7 +103,7 @@ def read_record(path: Path) -> Record:
         if text[:1] in (b"{", b"["):
             return _of_lines(LineReader(path, progress).read())
         ids = read_ids(path, progress)
-    return Record(str(path), "ids", {0: ids}, ("step", "id"), None, {})
+    return [Record(str(path), None, "ids", {0: ids}, ("step", "id"), None, {})]
 
 
 def _first_bytes(path: Path) -> bytes:
@@ -123,7 +130,7 @@ def of_tokens(file: TokenFile) -> Record:
         "sampling": _sampling(file.params.get("sampling")),
     }
     program = file.input("isa").content_sha256
-    return Record(file.name, "tokens.h5", file.ranks, _ORDER, file.tp, facts, program)
+    return Record(file.name, None, "tokens.h5", file.ranks, _ORDER, file.tp, facts, program)
 
 
 def _sampling(value: object) -> tuple[object, str]:
@@ -131,28 +138,35 @@ def _sampling(value: object) -> tuple[object, str]:
     return value, "none (the best is taken)" if value is None else shown(value)
 
 
-def _of_lines(lines: LineReader) -> Record:
-    facts: dict[str, tuple[object, str]] = {}
+def _of_lines(lines: LineReader) -> list[Record]:
+    return [_of_answer(lines, request, answer) for request, answer in lines.answers.items()]
+
+
+def _of_answer(lines: LineReader, request: Request, answer: Answer) -> Record:
     start: Mapping[str, Any] = lines.start or {}
+    facts: dict[str, tuple[object, str]] = {}
     if isinstance(start.get("checkpoint"), str):
         facts["checkpoint"] = (start["checkpoint"], f"{start['checkpoint'][:16]}..")
     if "numerics" in start:
         facts["numerics"] = (start["numerics"], shown(start["numerics"]))
-    if "sampling" in start:
-        facts["sampling"] = _sampling(start["sampling"])
-    for name in ("prompt_tokens", "tp"):
-        if isinstance(start.get(name), int):
-            facts[name] = (start[name], str(start[name]))
-    fields = ["step", "id"]
+    if "tp" in start:
+        facts["tp"] = (start["tp"], str(start["tp"]))
+    n_prompt = answer.n_prompt
+    if request is None:  # of several requests each has a prompt, and may have a sampler, of its own
+        n_prompt = start["prompt_tokens"] if isinstance(start.get("prompt_tokens"), int) else None
+        if "sampling" in start:
+            facts["sampling"] = _sampling(start["sampling"])
+    if n_prompt is not None:
+        facts["prompt_tokens"] = (n_prompt, str(n_prompt))
+    fields = {"step", "id"}
     if lines.is_ours:
-        fields += ["position"]
-        if {"checkpoint", "numerics"} <= set(facts):
-            fields += ["margin"]
-    kind = "k3tool events" if lines.is_ours else "JSONL"
-    ordered = tuple(name for name in _ORDER if name in fields)
+        fields |= (
+            {"position", "margin"} if {"checkpoint", "numerics"} <= set(facts) else {"position"}
+        )
     return Record(
-        str(lines.path), kind, lines.ranks, ordered, lines.n_ranks, facts,
-        faults=tuple(lines.faults),
+        str(lines.path), request, "k3tool events" if lines.is_ours else "JSONL", answer.ranks,
+        tuple(name for name in _ORDER if name in fields), lines.n_ranks, facts,
+        faults=tuple(answer.faults),
     )  # fmt: skip
 
 

@@ -2,18 +2,18 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import click
 
 from k3tool.compare.differences import NEAR_TIE, Decode, Difference
 from k3tool.compare.ranks import Comparison, Terms, compare
-from k3tool.compare.records import Record, read_record
-from k3tool.errors import UnsoundError
+from k3tool.compare.records import Record, read_records
+from k3tool.errors import UnsoundError, UsageError, listed, quoted
 from k3tool.model.config import K3Config
 from k3tool.runtime.cache import default_cache
-from k3tool.tables import Column, Table
+from k3tool.tables import Column, Table, count_text
 from k3tool.terminal import print_table
 from k3tool.text.tokenizer import open_tokenizer
 from k3tool.verdict import require
@@ -29,6 +29,7 @@ class Options:
     strict: bool = False
     near_tie: float = NEAR_TIE
     tokenizer: Path | None = None
+    request: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,13 +46,40 @@ def run(options: Options) -> Result:
     Raises: UsageError for a file given twice; ArtifactError for damaged or unrelated inputs.
     """
     shared.require_apart(options.files)
-    records = tuple(read_record(path) for path in options.files)
+    each = [read_records(path) for path in options.files]
+    records = tuple(_alike(each, options.request))
     decode, vocab_size = None, None
     if options.tokenizer is not None:
         decode, vocab_size = _decoder(options.tokenizer)
     found = compare(records, Terms(options.near_tie, decode, vocab_size))
     made = shared.result_of(found.checks, strict=options.strict)
     return Result(made.checks, made.sound and found.verdict == "identical", records, found)
+
+
+def _alike(files: Sequence[Sequence[Record]], request: str | None) -> list[Record]:
+    """Return all records, or those of one request, so that each file's can meet the others'.
+
+    A file of one answer without a name meets one request of a file of several. Raises: UsageError
+    where it is not said which.
+    """
+    names = sorted({str(one.request) for file in files for one in file if one.request is not None})
+    if request is not None and request not in names:
+        raise UsageError("--request", got=quoted(request), need=f"one of {listed(names)}")
+    if not names or (request is None and all(one.request is not None for file in files
+                                             for one in file)):  # fmt: skip
+        return [one for file in files for one in file]
+    if request is None and len(names) > 1:
+        raise UsageError(
+            "FILES", got=f"one answer beside {count_text(len(names), 'request')}",
+            need="one request", hint=f"choose it with --request, of {listed(names)}",
+        )  # fmt: skip
+    chosen = names[0] if request is None else request
+    return [
+        replace(one, file=one.name, request=None)
+        for file in files
+        for one in file
+        if one.request is None or str(one.request) == chosen
+    ]
 
 
 def _decoder(folder: Path) -> tuple[Decode, int]:
@@ -140,11 +168,13 @@ def _show(result: Result) -> None:
     "--tokenizer", type=common.PATH, metavar="CKPT",
     help="A checkpoint whose tokenizer makes text of ids; ids past its vocabulary fail.",
 )  # fmt: skip
+@click.option("--request", metavar="NAME", help="Of files with several, compare this one alone.")
 @shared.strict()
 @common.as_json()
 def command(
-    files: tuple[Path, ...], near_tie: float, tokenizer: Path | None, strict: bool, as_json: bool
-) -> None:
+    files: tuple[Path, ...], near_tie: float, tokenizer: Path | None, request: str | None,
+    strict: bool, as_json: bool,
+) -> None:  # fmt: skip
     """Compare the ranks inside each record of tokens, then every record with the first.
 
     A record is a tokens.h5, the events of run --json, another engine's lines of JSON with token
@@ -158,7 +188,7 @@ def command(
       k3tool verify ranks tp1.h5 tp8.h5
       k3tool verify ranks tokens.h5 events.jsonl other-engine.txt
     """
-    result = run(Options(files, strict, near_tie, tokenizer))
+    result = run(Options(files, strict, near_tie, tokenizer, request))
     if as_json:
         shared.show_json(result, _json(result, near_tie))
     else:

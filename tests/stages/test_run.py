@@ -14,7 +14,7 @@ import pytest
 from k3tool.checkpoint.reader import Checkpoint
 from k3tool.checkpoint.shards import Shards
 from k3tool.compare.ranks import compare
-from k3tool.compare.records import read_record
+from k3tool.compare.records import read_records
 
 Run = Callable[..., "object"]
 N_GEN = 6
@@ -89,7 +89,7 @@ def test_tokens_of_one_and_four_ranks_compare_equal(run: Run, oracle: Run, tmp_p
     for tp in (1, 4):
         path = tmp_path / f"tp{tp}.h5"
         assert run(oracle("tiny_tp8"), "--tp", tp, "--ignore-eos", "-o", path).code == 0
-        files.append(read_record(path))
+        files += read_records(path)
     found = compare(files)
     assert [check.status for check in found.checks] == ["PASS"] * 6
     assert found.verdict == "identical"

@@ -154,6 +154,20 @@ def test_a_file_given_twice_compares_nothing_and_is_refused(k3tool: Run, tmp_pat
     assert k3tool("verify", "ranks", path).code == 3
 
 
+def test_of_a_file_with_several_answers_one_is_chosen(k3tool: Run, tmp_path: Path) -> None:
+    many, one = tmp_path / "many.jsonl", tmp_path / "one.txt"
+    many.write_text('{"request": "x", "ids": [5, 6]}\n{"request": 1, "ids": [7, 8, 9]}\n')
+    one.write_text("7 8 9")
+    done = k3tool("verify", "ranks", many, one)
+    assert done.code == 2
+    assert "got one answer beside 2 requests, need one request" in done.err
+    assert k3tool("verify", "ranks", many, one, "--request", 1).code == 0
+    assert k3tool("verify", "ranks", many, one, "--request", "x").code == 4
+    missing = k3tool("verify", "ranks", many, one, "--request", "y")
+    assert (missing.code, "need one of 1, x" in missing.err) == (2, True)
+    assert k3tool("verify", "ranks", one, one.with_name("none"), "--request", "x").code == 3
+
+
 # -- logits --------------------------------------------------------------------------------------
 
 

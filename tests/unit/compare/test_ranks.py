@@ -16,7 +16,7 @@ from hypothesis import HealthCheck, given, settings
 from k3tool.compare import id_lists, spill
 from k3tool.compare.differences import NEAR_TIE
 from k3tool.compare.ranks import Comparison, Terms, compare
-from k3tool.compare.records import read_record
+from k3tool.compare.records import read_records
 from k3tool.errors import ArtifactError, listed
 from k3tool.verdict import is_sound
 from tests.unit.compare.streams import FORMS, START, events, lines
@@ -26,7 +26,7 @@ small = settings(max_examples=25, suppress_health_check=[HealthCheck.function_sc
 
 
 def verdict(paths: Sequence[Path], **terms: Any) -> Comparison:
-    found = compare([read_record(path) for path in paths], Terms(**terms))
+    found = compare([record for path in paths for record in read_records(path)], Terms(**terms))
     assert (found.verdict == "identical") == is_sound(found.checks, strict=False)
     return found
 
@@ -234,7 +234,9 @@ def test_events_of_a_run_that_did_not_end_or_disagreed(tmp_path: Path) -> None:
     cut = lines(tmp_path / "cut", whole[:-1])
     assert "no end event" in details(verdict([cut, cut]))
     fewer = [*whole[:-1], {"event": "end", "tokens": IDS[:-1]}]
-    assert "lists 4 ids, other than the 5" in details(verdict([good, lines(tmp_path / "f", fewer)]))
+    assert "lists 4 ids, not those of the 5" in details(
+        verdict([good, lines(tmp_path / "f", fewer)])
+    )
     whole[3]["ranks_agree"] = 7
     found = verdict([good, lines(tmp_path / "bad", whole)])
     assert "step 2: 7 of 8 ranks agree" in details(found)
@@ -265,6 +267,53 @@ def test_drawn_tokens_are_compared_with_those_drawn_alike_and_know_no_near_tie(
         verdict([greedy, paths[0]])
     known = lines(tmp_path / "d", [START | {"sampling": None}, *events(IDS)[1:]])
     assert verdict([greedy, known]).verdict == "identical"
+
+
+# -- several requests in a file ------------------------------------------------------------------
+
+
+def batch(path: Path, answers: dict[str, list[int]], margin: float = 0.25) -> Path:
+    """Write the events of a run of several requests, their tokens by turns."""
+    values: list[dict[str, Any]] = [START | {"requests": len(answers), "prompt_tokens": 0}]
+    for step in range(max(map(len, answers.values()))):
+        values += [
+            {"event": "token", "request": name, "step": step, "id": ids[step],
+             "position": 2 + step, "margin": margin, "ranks_agree": 1}
+            for name, ids in answers.items() if step < len(ids)
+        ]  # fmt: skip
+    values += [{"event": "finished", "request": name, "ids": ids, "prompt_tokens": 3}
+               for name, ids in answers.items()]  # fmt: skip
+    return lines(path, [*values, {"event": "end", "tokens": sum(map(len, answers.values()))}])
+
+
+def test_each_request_is_compared_with_its_own(tmp_path: Path) -> None:
+    a = batch(tmp_path / "a", {"x": IDS, "y": [3, 4]})
+    b = batch(tmp_path / "b", {"y": [3, 4], "x": IDS})  # in another order, as slots become free
+    found = verdict([a, b])
+    assert found.verdict == "identical"
+    assert found.checks[2].name == f"{a} request x and {b} request x: same bits"
+    other = verdict([a, batch(tmp_path / "c", {"x": IDS, "y": [3, 5]})])
+    assert (other.verdict, other.differences[0].step) == ("real", 1)
+    assert f"{tmp_path / 'c'} request y has id 5" in details(other)
+    fewer = verdict([a, batch(tmp_path / "d", {"x": IDS})])
+    assert f"absent: only {a} has it" in details(fewer)
+    alone = verdict([a])
+    assert [check.status for check in alone.checks] == ["NOT RUN", "NOT RUN"]
+    plain = lines(tmp_path / "e", [{"request": "y", "ids": [3, 4]}, {"request": "x", "ids": IDS}])
+    assert verdict([a, plain]).verdict == "identical"
+
+
+def test_a_request_that_was_cut_short_or_lists_other_ids_is_no_pass(tmp_path: Path) -> None:
+    path = batch(tmp_path / "a", {"x": IDS, "y": [3, 4]})
+    whole = path.read_text().splitlines()
+    for keep, said in ((whole[:-1], "no end event"), ([*whole[:-2], whole[-1]], "no finished")):
+        path.write_text("\n".join(keep))
+        assert said in details(verdict([path, path]))
+    path.write_text("\n".join(whole).replace('"ids": [3, 4]', '"ids": [3, 5]'))
+    assert "lists 2 ids, not those of the 2 events" in details(verdict([path, path]))
+    path.write_text("\n".join(whole).replace('"tokens": 7', '"tokens": 8'))
+    with pytest.raises(ArtifactError, match="got 7 tokens of all requests, need 8, as end says"):
+        read_records(path)
 
 
 # -- text that is no record ----------------------------------------------------------------------
@@ -305,12 +354,21 @@ def test_drawn_tokens_are_compared_with_those_drawn_alike_and_know_no_near_tie(
         (b'{"ids": [5], "step": 0}', "got a step beside a list"),
         (b'{"id": 5, "step": 0}\n{"id": 5}', "line 2: got keys id, need the same of step, rank"),
         (b'{"id": 5, "rank": -1}', "got rank -1"),
+        (b'{"id": 5, "request": null}', "got request null, need a text or an integer"),
+        (b'{"id": 5, "request": "a"}\n{"id": 5}', "line 2: got keys id, need the same of step"),
+        (b'{"event": "finished", "ids": [], "prompt_tokens": 1}', "got finished without request"),
+        (
+            b'{"event": "start", "tp": 1, "requests": 2}\n'
+            b'{"event": "finished", "request": 0, "ids": [], "prompt_tokens": 1}\n'
+            b'{"event": "end", "tokens": 0}',
+            "got 1 request with tokens, need 2, as start says",
+        ),
         (b'{"id": 5, "step": 0.5}', "got step 0.5"),
         (b'{"id": 5, "margin": "x"}', 'got margin "x", need margin, a number'),
         (b'{"id": 5}\n{"event": "end"}', "line 2: got an event of run"),
         (b'{"event": "start"}', "line 1: got tp null"),
         (b'{"event": "token", "id": 1, "position": 0}', "got a token without step"),
-        (b'{"event": "end"}', "line 1: got end without tokens"),
+        (b'{"event": "end"}', "line 1: got tokens: a JSON null, need a list of ids"),
         (b'{"event": "end", "tokens": []}\n{"event": "start", "tp": 1}', "got start behind end"),
         (b'{"event": "stop", "tokens": []}', 'line 1: got "stop", need an event that is start'),
         (b'{"event": "start", "tp": 1}\n{"event": "start", "tp": 1}', "start behind other events"),
@@ -320,7 +378,7 @@ def test_what_is_no_record_is_refused_in_its_place(tmp_path: Path, data: bytes, 
     path = tmp_path / "a"
     path.write_bytes(data)
     with pytest.raises(ArtifactError) as refusal:
-        read_record(path)
+        read_records(path)
     assert said in refusal.value.text()
     assert str(path) in refusal.value.text()
 
@@ -329,7 +387,7 @@ def test_what_is_no_file_is_refused(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     for name in ("none", "pipe", "."):
         with pytest.raises(ArtifactError):
-            read_record(tmp_path / name)
+            read_records(tmp_path / name)
 
 
 # -- long streams ----------------------------------------------------------------------------------
@@ -342,12 +400,12 @@ def test_streams_longer_than_memory_may_hold_are_mapped_and_compared(
     monkeypatch.setattr(id_lists, "_BLOCK_BYTES", 7)
     ids = list(range(1000, 1500))
     plain = FORMS["commas"](tmp_path / "a", ids)
-    rows = read_record(plain).ranks[0]
+    rows = read_records(plain)[0].ranks[0]
     assert isinstance(rows, np.memmap)
     assert rows["id"].tolist() == ids
     assert rows["step"].tolist() == list(range(500))
     ranks = FORMS["ranks"](tmp_path / "b", ids)
-    assert all(isinstance(each, np.memmap) for each in read_record(ranks).ranks.values())
+    assert all(isinstance(each, np.memmap) for each in read_records(ranks)[0].ranks.values())
     assert verdict([plain, ranks]).verdict == "identical"
     other = FORMS["a list"](tmp_path / "c", [*ids[:-1], 7])
     assert verdict([plain, other]).differences[0].step == 499
