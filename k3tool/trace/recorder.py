@@ -166,7 +166,11 @@ class Recorder:
             if not all(heads) or len({bytes(head) for head in heads}) > 1:
                 return
             head = np.frombuffer(heads[0], STEP_DTYPE)[0]
-            n_bytes = 8 * int(head["n_cells"])
+            phase = ALL_PHASES[min(int(head["phase"]), len(ALL_PHASES) - 1)]
+            n_cells = int(head["n_cells"])
+            if phase not in self.results or n_cells != self.results[phase].n_cells:
+                return  # a device that gives what was never written
+            n_bytes = 8 * n_cells
             rows = [
                 _read(f.hashes, n_bytes, at[r] + STEP_DTYPE.itemsize)
                 for r, f in enumerate(self._ranks)
@@ -175,7 +179,7 @@ class Recorder:
                 return
             at = [a + STEP_DTYPE.itemsize + n_bytes for a in at]
             hashes = np.stack([np.frombuffer(row, "<u8") for row in rows])
-            yield Step(ALL_PHASES[int(head["phase"])], int(head["n_tokens"]),
+            yield Step(phase, int(head["n_tokens"]),
                        int(head["position"]), int(head["head_from"]), hashes)  # fmt: skip
 
     def kept_values(self, phase: str, index: int) -> list[Array]:

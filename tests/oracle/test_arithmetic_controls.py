@@ -8,13 +8,15 @@ import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
 
 from k3tool.runtime.build import ROOT, SOURCE_FOLDERS, build
 from k3tool.runtime.run import RunResult
+from k3tool.trace.compare import compare_traces
+from k3tool.trace.file import TraceFile
 from tests.conftest import SAMPLE_WIDE
 from tests.oracle.conftest import digest
 from tests.oracle.gate import distance
@@ -42,6 +44,7 @@ class Control(NamedTuple):
 
 
 EVEN_FIRST, LEFT_TO_RIGHT, RULE_6_OFF, BLOCKS_LEFT_TO_RIGHT, HALVING_FIRST = 1, 2, 3, 4, 5
+GATE_FIRST = 6
 CONTROLS = {
     EVEN_FIRST: Control(
         "even before odd in a pair",
@@ -93,6 +96,21 @@ CONTROLS = {
         "tiny_tp8",
         1,
     ),
+    GATE_FIRST: Control(
+        "the gated norm's weight times its gate first",
+        "kernels_common/ops/kda_gated_norm.h",
+        "y[j] = k3_rnd(((o[j] * inv) * norm[j]) * k3_sigmoid(gate[j]), round);",
+        "y[j] = k3_control(6) ? k3_rnd((o[j] * inv) * (norm[j] * k3_sigmoid(gate[j])), round) : "
+        "k3_rnd(((o[j] * inv) * norm[j]) * k3_sigmoid(gate[j]), round);",
+        "tiny_tp8",
+        1,
+    ),
+}
+# What a trace says of a mistake: packet, op and value of the first result that it changes.
+NAMED = {
+    EVEN_FIRST: ("NORM_GEMV_BF16", "layers.0.self_attn.q_in", 0),
+    LEFT_TO_RIGHT: ("ALL_REDUCE", "layers.0.self_attn.out", 0),
+    GATE_FIRST: ("KDA_GATED_NORM", "layers.0.self_attn.gated", 0),
 }
 
 
@@ -119,16 +137,19 @@ def wrong_interpreter(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return build(root / "k3-cpu", root=root)
 
 
-Run = Callable[[int, Path | None], RunResult]
+Run = Callable[..., RunResult]
 
 
 @pytest.fixture
 def run(
     engine: Callable[..., RunResult], monkeypatch: pytest.MonkeyPatch, wrong_interpreter: Path
 ) -> Run:
-    def one(number: int, interpreter: Path | None, control: Control) -> RunResult:
+    def one(
+        number: int, interpreter: Path | None, control: Control, trace: Path | None = None
+    ) -> RunResult:
         monkeypatch.setenv(VARIABLE, str(number))
-        options = {"interpreter": interpreter} if interpreter else {}
+        options: dict[str, Any] = {"trace_hashes": trace, "logits": trace is None}
+        options |= {"interpreter": interpreter} if interpreter else {}
         return engine(
             control.oracle, "p7", gen=4, tp=control.tp, threads=1, leaves="scalar", **options
         )
@@ -159,3 +180,23 @@ def test_a_mistake_changes_the_hash(
     expected = as_gold(right) if control.oracle == SAMPLE_WIDE else gold(control.oracle)
     found = distance(expected, "p7", wrong.prefill, wrong.steps, wrong.tokens)
     assert found.passes, "the tolerance was to let this one through"
+
+
+@pytest.mark.parametrize("number", NAMED, ids=[CONTROLS[n].name for n in NAMED])
+def test_a_trace_names_the_op_that_is_wrong(
+    run: Run, wrong_interpreter: Path, number: int, tmp_path: Path
+) -> None:
+    control, names = CONTROLS[number], ("right", "same", "wrong")
+    chosen = ((number, None), (0, wrong_interpreter), (number, wrong_interpreter))
+    for name, (which, interpreter) in zip(names, chosen, strict=True):
+        run(which, interpreter, control, tmp_path / name)
+    with (
+        TraceFile(tmp_path / "right") as right,
+        TraceFile(tmp_path / "same") as same,
+        TraceFile(tmp_path / "wrong") as wrong,
+    ):
+        assert compare_traces(right, same).difference is None
+        first = compare_traces(right, wrong).difference
+    assert first is not None
+    assert (first.op, first.value, first.layer) == NAMED[number]
+    assert (first.step, first.phase, first.first, first.last) == (0, "prefill", 0, 6)
