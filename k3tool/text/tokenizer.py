@@ -148,7 +148,7 @@ def _from_ranks(folder: Path, n_ids: int, cache: Path) -> Tokenizer:
             str(path), got=f"{len(tokens)} tokens", need=f"at most {n_ids} (vocab_size)",
             hint=_HINT.format(RANK_FILE),
         )  # fmt: skip
-
+    _require_all(tokens, path, named.names)
     control = _control(folder / TOKENIZER_CONFIG, named.names, n_ids, range(len(tokens)))
 
     def load() -> Encoder:
@@ -158,6 +158,24 @@ def _from_ranks(folder: Path, n_ids: int, cache: Path) -> Tokenizer:
         return encoder
 
     return Tokenizer(dict(enumerate(tokens)), control, load, path)
+
+
+def _require_all(tokens: list[bytes], path: Path, names: Mapping[int, str]) -> None:
+    """Refuse ranks that end before the control tokens begin: the file was cut between two lines.
+
+    In the release the first control token is named. Raises: ArtifactError.
+    """
+    first = min(names, default=None)
+    if first is None:
+        raise ArtifactError(
+            f"{path.parent / TOKENIZER_CONFIG}: added_tokens_decoder", got="no control token",
+            need="their ids and names", hint=_HINT.format(TOKENIZER_CONFIG),
+        )  # fmt: skip
+    if len(tokens) < first:
+        raise ArtifactError(
+            str(path), got=f"{len(tokens)} tokens", hint=_HINT.format(RANK_FILE),
+            need=f"{first}, up to the first control token, {quoted(names[first])}",
+        )  # fmt: skip
 
 
 def _control(

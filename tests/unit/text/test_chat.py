@@ -1,5 +1,6 @@
 """The message format piece by piece, and answers read back into channels."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -102,7 +103,8 @@ def test_efforts_that_the_model_does_not_take(tokenizer: Tokenizer) -> None:
 
 def test_a_tokenizer_without_the_format_is_refused(tmp_path: Path) -> None:
     n_ids = write_tokenizer(tmp_path, TOKENS)
-    (tmp_path / "tokenizer_config.json").write_text("{}")
+    names = {"added_tokens_decoder": {"700": "[BOS]", "702": "<|im_end|>"}}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(names))
     with pytest.raises(ArtifactError, match="no such control token"):
         chat_ids(open_tokenizer(tmp_path, n_ids, tmp_path), [USER])
 

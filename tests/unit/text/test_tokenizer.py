@@ -121,7 +121,7 @@ def test_a_vocabulary_without_a_byte_is_refused() -> None:
     ("config", "words"),
     [
         ({"added_tokens_decoder": {str(N_BASE - 1): {"content": "x"}}}, "an id of text"),
-        ({"added_tokens_decoder": {str(N_BASE + 256): {"content": "x"}}}, "no id below 956"),
+        ({"added_tokens_decoder": {"700": "a", str(N_BASE + 256): "x"}}, "no id below 956"),
         ({"added_tokens_decoder": {"x": {"content": "x"}}}, "added_tokens_decoder"),
         ({"added_tokens_decoder": {"-1": {"content": "x"}}}, "added_tokens_decoder"),
         ({"added_tokens_decoder": {"701": {"content": ""}}}, "added_tokens_decoder"),
@@ -139,6 +139,17 @@ def test_a_config_with_wrong_names_is_refused(tmp_path: Path, config: object, wo
         open_tokenizer(tmp_path, n_ids, tmp_path)
     assert words in str(caught.value)
     assert "tokenizer_config.json" in str(caught.value)
+
+
+def test_ranks_that_were_cut_between_two_lines_are_refused(tmp_path: Path) -> None:
+    n_ids = write_tokenizer(tmp_path, TOKENS)
+    assert open_tokenizer(tmp_path, n_ids, tmp_path)
+    (tmp_path / "tiktoken.model").write_bytes(b"".join(_lines()[:-1]))
+    with pytest.raises(ArtifactError, match=rf"got {N_BASE - 1} tokens, need {N_BASE}, up to the"):
+        open_tokenizer(tmp_path, n_ids, tmp_path)
+    (tmp_path / "tokenizer_config.json").write_text("{}")
+    with pytest.raises(ArtifactError, match="got no control token"):
+        open_tokenizer(tmp_path, n_ids, tmp_path)
 
 
 def test_absent_files_are_named(tmp_path: Path) -> None:
