@@ -138,7 +138,7 @@ def _run_ranks(job: Job, on_event: OnEvent, say: Say, follow: Follow | None) -> 
     result = replace(_result(job, tally, peak, leaves, logits), reading=reading)
     if options.output is not None:
         result = replace(result, tokens_digest=_write_tokens(options.output, job, result))
-    on_event(_end_event(result))
+    on_event(_end_event(result, len(options.ids)))
     return result
 
 
@@ -246,10 +246,12 @@ def _sampling(options: RunOptions) -> dict[str, object] | None:
     return None if options.sampler.is_greedy else asdict(options.sampler)
 
 
-def _end_event(result: RunResult) -> Event:
+def _end_event(result: RunResult, n_prompt: int) -> Event:
     return {
         "event": "end",
         "tokens": list(result.tokens),
+        "prompt_tokens": n_prompt,
+        "new_tokens": len(result.tokens),
         "reason": result.reason,
         "stop": result.stop,
         "prefill_tokens_per_second": result.prefill_tokens_per_second,
