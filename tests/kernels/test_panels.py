@@ -80,7 +80,7 @@ def test_any_number_of_tokens_of_an_expert(scalar, leaves, T, n_blocks):
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("B", [128, 96, 32])
 def test_blocks_of_one_chunk(scalar, leaves, kind, B):
-    """A lane with one pair has no accumulator that lasts (panel_once.h): whole chunks and parts of one, 1 to 19 tokens."""
+    """A lane with one pair has no accumulator that lasts (panel_once.h)."""
     for T, n_blocks in ((1, 8), (2, 8), (3, 4), (8, 8), (9, 2), (19, 1)):
         rng = np.random.default_rng([KINDS.index(kind), B, T])
         K = B * n_blocks
