@@ -20,6 +20,7 @@ MADE_BY = {
     "isa": "k3tool emit-isa plan.h5 -o isa.h5",
     "tokens": "k3tool run CKPT --ids 1,2,3 -o tokens.h5",
     "trace": "k3tool run CKPT --ids 1,2,3 --trace-hashes trace.h5",
+    "state": "k3tool run CKPT --ids 1,2,3 --save-state state.h5",
 }
 KINDS = tuple(MADE_BY)
 REQUIRED = ("k3.kind", "k3.schema", "k3.inputs", "k3.params", "k3.content_sha256", "k3.tool")

@@ -34,7 +34,8 @@ class RunOptions:
     `trace_hashes` where to record a hash of every result, with the values that `trace_at` names.
     `stop_ids` end the run beside the model's own end ids, which `ignore_eos` leaves out.
     `interpreter` runs another build of `k3-cpu`. `target` is refused where it is not here; nothing
-    else runs in its place.
+    else runs in its place. `save_state` is where to keep the sequence as it stands at the end,
+    `load_state` such a file to go on from: `ids` come behind what it holds.
     """
 
     source: Path
@@ -65,6 +66,9 @@ class RunOptions:
     target: str = "cpu"
     is_launch_per_op: bool = False  # on a GPU, for bench: a launch for each instruction of a step
     beside: tuple[Path, ...] = ()
+    save_state: Path | None = None
+    load_state: Path | None = None
+    start: int = 0  # positions before the prompt: those of a state that was loaded
     sampler: Sampler = GREEDY
     stop_ids: tuple[int, ...] = ()
     trace_hashes: Path | None = None
@@ -179,7 +183,8 @@ def check_length(options: RunOptions, context: int, limit: int) -> None:
 
     Raises: UsageError with a hint that can work: no --ctx goes past the model's own limit.
     """
-    need = len(options.ids) + options.gen
+    n_read = options.start + len(options.ids)
+    need = n_read + options.gen
     if need <= context:
         return
     of_model, fewer = "", "generate fewer, or shorten the prompt"
@@ -190,7 +195,7 @@ def check_length(options: RunOptions, context: int, limit: int) -> None:
     else:
         hint = f"--ctx {need} or more, or {fewer}"
     raise UsageError(
-        "prompt and tokens", got=f"{len(options.ids)} + {options.gen} = {need} positions",
+        "prompt and tokens", got=f"{n_read} + {options.gen} = {need} positions",
         need=f"at most {context}{of_model}", hint=hint,
     )  # fmt: skip
 
@@ -231,7 +236,7 @@ def context_of(options: RunOptions, config: K3Config) -> int:
                 "--ctx", got=options.ctx, need=f"at most max_position_embeddings = {limit}"
             )
         return options.ctx
-    need = len(options.ids) + options.gen
+    need = options.start + len(options.ids) + options.gen
     context = DEFAULT_CONTEXT
     while context < need:
         context *= 2

@@ -15,12 +15,14 @@ import numpy.typing as npt
 
 from k3tool.artifact import InputRef, canonical_json
 from k3tool.runtime import records
+from k3tool.runtime.engine import SlotState
 from k3tool.runtime.expert_trace import TraceFile
 from k3tool.runtime.gpu_runtime import Device
 from k3tool.runtime.options import RunOptions
 from k3tool.runtime.prepare import Job, prepare, running
 from k3tool.runtime.ranks import RankGroup
 from k3tool.runtime.sampling import chooser
+from k3tool.runtime.state_file import SavedState, check_state, read_state, write_state
 from k3tool.runtime.tokens import TOKEN_DTYPE, write_tokens
 from k3tool.trace.session import HashTrace
 
@@ -102,13 +104,18 @@ def run_model(
     """
     quiet: Say = say or (lambda text: None)
     tell, warn = on_event or (lambda event: None), note or quiet
+    saved = None if options.load_state is None else read_state(options.load_state)
+    if saved is not None:
+        options = saved.go_on(options)
     job = prepare(options, quiet, warn, device)
+    if saved is not None:
+        check_state(saved, job.program.isa, job.source.identity)
     hashes = HashTrace(options.trace_hashes, options.trace_at, job.program.isa, options.ids,
                        _inputs(job), warn)  # fmt: skip
     with TraceFile(options.expert_trace, job.program.isa) as trace, hashes:
         recorded = replace(job.launch, expert_trace=trace.descriptor, recorder=hashes.recorder)
         job = replace(job, launch=recorded)
-        result = _run_ranks(job, tell, quiet, follow)
+        result = _run_ranks(job, tell, quiet, follow, saved)
         failed = result.reading.trace_error if result.reading is not None else 0
         if failed:
             warn(f"{options.expert_trace}: {os.strerror(failed)}: no trace is written")
@@ -121,8 +128,12 @@ def run_model(
 # -- the ranks' life ---------------------------------------------------------------------------
 
 
-def _run_ranks(job: Job, on_event: OnEvent, say: Say, follow: Follow | None) -> RunResult:
+def _run_ranks(
+    job: Job, on_event: OnEvent, say: Say, follow: Follow | None, saved: SavedState | None
+) -> RunResult:
     options, tally = job.options, _Tally()
+    n_before = 0 if saved is None else saved.n_generated
+    kept: list[SlotState] = []
 
     def ends(token: int, is_last: bool) -> bool:
         tally.stop = follow(token, is_last) if follow is not None else None
@@ -130,14 +141,24 @@ def _run_ranks(job: Job, on_event: OnEvent, say: Say, follow: Follow | None) -> 
 
     with running(job, say) as group:
         on_event(start_event(job, group.leaves))
-        for rows in group.steps(chooser(options.sampler), ends):
+        if saved is not None:
+            group.restore_slot(0, saved.slot)
+        keep = None if options.save_state is None else lambda: kept.append(group.save_slot(0))
+        for rows in group.steps(chooser(options.sampler, n_before), ends, keep):
             _hear(tally, rows, options, on_event)
         logits = group.logits() if options.logits else None
         peak, leaves = group.peak_bytes, group.leaves
         reading = _reading(job, group) if isinstance(group, RankGroup) else None
     result = replace(_result(job, tally, peak, leaves, logits), reading=reading)
+    history = (*(() if saved is None else saved.ids[:-1]), *options.ids)
+    if options.save_state is not None:
+        write_state(
+            options.save_state, (*history, *result.tokens), kept[0],
+            n_before + len(result.tokens), job.program.isa, _inputs(job),
+        )  # fmt: skip
     if options.output is not None:
-        result = replace(result, tokens_digest=_write_tokens(options.output, job, result))
+        digest = _write_tokens(options.output, job, result, history)
+        result = replace(result, tokens_digest=digest)
     on_event(_end_event(result, len(options.ids)))
     return result
 
@@ -235,6 +256,7 @@ def start_event(job: Job, leaves: str) -> Event:
         "workgroups": isa.n_workgroups,
         "leaves": leaves,
         "numerics": isa.params["numerics"],
+        "start": options.start,
         "prompt_tokens": len(options.ids),
         "gen": options.gen,
         "sampling": _sampling(options),
@@ -280,7 +302,7 @@ def _inputs(job: Job) -> list[InputRef]:
     return inputs
 
 
-def _write_tokens(output: Path, job: Job, result: RunResult) -> str:
+def _write_tokens(output: Path, job: Job, result: RunResult, prompt: tuple[int, ...]) -> str:
     options, isa, source = job.options, job.program.isa, job.source
     params: dict[str, object] = {
         "tp": source.tp,
@@ -292,7 +314,7 @@ def _write_tokens(output: Path, job: Job, result: RunResult) -> str:
     if not options.sampler.is_greedy:
         params["sampling"] = _sampling(options)
     return write_tokens(
-        output, result.records, options.ids, params=params, inputs=_inputs(job), target=isa.target
+        output, result.records, prompt, params=params, inputs=_inputs(job), target=isa.target
     )
 
 

@@ -125,12 +125,16 @@ class Stepping(ABC):
 
     # -- a run's own request -------------------------------------------------------------------
 
-    def steps(self, choose: Choose | None = None, ends: Ends | None = None) -> Iterator[Array]:
+    def steps(
+        self, choose: Choose | None = None, ends: Ends | None = None,
+        at_end: Callable[[], None] | None = None,
+    ) -> Iterator[Array]:  # fmt: skip
         """Run the image's request in slot 0: yield, for each step, all ranks' records ([R]).
 
         `choose` decides what goes on after a token, by default the greedy choice; a record's id is
         what was chosen. `ends` hears of every token, and may stop the run with it. The next step is
-        begun before a record is yielded, so that nobody waits for who prints it.
+        begun before a record is yielded, so that nobody waits for who prints it. `at_end` is called
+        behind the last of them, while the ranks still hold the sequence.
         Raises: as `finish`.
         """
         requests = self._requests(choose, ends)
@@ -144,6 +148,8 @@ class Stepping(ABC):
                 break
             self.begin(step)
             yield rows[-1]
+        if at_end is not None:
+            at_end()
         self.end()
 
     def _requests(self, choose: Choose | None, ends: Ends | None) -> Generator[Step, Array, None]:

@@ -20,7 +20,7 @@ from stages.engine_options import engine_options, run_options
 from stages.run.answer import Answer, answer_options
 from stages.run.batch import answer_batch, batch_options, refuse_beside_batch
 from stages.run.plan_only import RATES, plan_only, plan_only_options, refuse_unused
-from stages.run.prompt import Given, prompt_options, read_prompt
+from stages.run.prompt import Given, Prompt, prompt_options, read_prompt
 from stages.run.show import (
     Follower,
     Show,
@@ -67,6 +67,8 @@ def _outputs(options: RunOptions, logits: Path | None) -> list[Output]:
         outputs.append(artifact_output(options.output, "tokens"))
     if options.expert_trace is not None:
         outputs.append(Output("--expert-trace", options.expert_trace, "trace", TRACE_MAGIC, 0))
+    if options.save_state is not None:
+        outputs.append(artifact_output(options.save_state, "state", "--save-state"))
     if options.trace_hashes is not None:
         outputs.append(artifact_output(options.trace_hashes, "trace", "--trace-hashes"))
     if logits is not None:  # the archive names its first member behind a header of 30 bytes
@@ -98,6 +100,14 @@ def _outputs(options: RunOptions, logits: Path | None) -> list[Output]:
     help="With --trace-hashes: keep the values themselves at these positions, such as 5, 0-7 or "
     "5:0,3-6.",
 )  # fmt: skip
+@click.option(
+    "--save-state", type=common.PATH, metavar="FILE",
+    help="Keep the sequence as it stands at the end (state.h5).",
+)  # fmt: skip
+@click.option(
+    "--load-state", type=common.PATH, metavar="FILE",
+    help="Go on from a kept sequence as if it never ended; a prompt comes behind it.",
+)  # fmt: skip
 @click.option("--logits", type=common.PATH, metavar="OUT.npz", help="Write all logits, float32.")
 @common.output("every rank's tokens (tokens.h5)", required=False)
 @common.as_json("one event per line: start, token, end")
@@ -117,6 +127,7 @@ def command(as_json: bool, verbose: bool, logits: Path | None, **given: Any) -> 
       k3tool run CKPT --chat --prompt "What is a comet?" --gen 512 --thinking low
       k3tool run CKPT --ids 1,2,3 --gen 16 --tp 8
       k3tool run CKPT --batch requests.jsonl --slots 4 --gen 64
+      k3tool run CKPT --load-state chat.h5 --gen 64 --save-state chat.h5
       k3tool run SHARDS --isa isa.h5 --ids 1,2,3 --gen 16 --json -o tokens.h5
       k3tool run SHARDS --memory 32GB --ids 1,2,3 --gen 16
       k3tool run --shards /disk0/SHARDS --shards /disk1/SHARDS --memory 32GB --ids 1,2,3
@@ -159,7 +170,10 @@ def _generate(
     say: Say, note: Say,
 ) -> None:  # fmt: skip
     """Read the prompt, run, and print what was asked for as it comes."""
-    prompt = read_prompt(given, options.source, options.cache, note)
+    if options.load_state is not None and given == Given():
+        prompt = Prompt(())  # nothing comes behind what it holds
+    else:
+        prompt = read_prompt(given, options.source, options.cache, note)
     is_text = answer.is_text(given.ids)
     reply = answer.reply(prompt, options, needs_text=is_text, wants_text=as_json, note=note)
     follower = Follower(reply, is_chat=prompt.channel is not None)
@@ -168,7 +182,9 @@ def _generate(
         show = answer_only(show)
     elif not as_json:
         show = with_rate(show)
-    stream = until_nobody_reads(show, (logits, options.output, options.trace_hashes))
+    stream = until_nobody_reads(
+        show, (logits, options.output, options.trace_hashes, options.save_state)
+    )
 
     def on_event(event: Event) -> None:
         if event["event"] == "start":
