@@ -91,6 +91,8 @@ def bench_decode(options: Options) -> BenchReport:
     Raises: UsageError for a mode that is not there or a context that does not fit; as `run` else.
     """
     check_mode(options.numerics)
+    if options.against is not None:
+        load(options.against, any_source=True)  # refused before anything is measured
     with Probe(options.threads) as probe:
         decode = prepare(options, probe.threads, n_prompt=1, context=options.context)
         way = probe.choose_read()

@@ -23,7 +23,7 @@ from k3tool.model.graph import build_graph
 from k3tool.model.nodes import StateLeaf
 from k3tool.model.weight_slices import n_bytes, rank_shape
 from k3tool.model.weights import TensorSpec, Where, layer_rows
-from k3tool.tables import Column, Table, count_text
+from k3tool.tables import Column, Table, bytes_text, count_text
 from k3tool.targets import get_target
 
 STATES, LATENTS = "states", "latents"  # modules of what is no weight
@@ -239,6 +239,11 @@ def lines(r: Roofline) -> Iterator[str]:
     yield from _ops(r)
 
 
+def _ms(ms: float) -> str:
+    """Return ms with three digits behind the point, small ones with two that say something."""
+    return f"{ms:.3f}" if ms >= 0.1 or not ms else f"{ms:.2g}"
+
+
 def _inputs(r: Roofline) -> Iterator[str]:
     d, a = r.device, r.asked
     yield (
@@ -258,7 +263,7 @@ def _inputs(r: Roofline) -> Iterator[str]:
 
 
 def _modules(r: Roofline) -> list[str]:
-    columns = ("model GB", "rank GB", "ms", "GFLOP", "FLOP/byte")
+    columns = ("of the model", "of a rank", "ms", "MFLOP", "FLOP/byte")
     rows = []
     whole = sum(part.whole_bytes for part in r.parts)
     total = Part("whole", whole, r.rank_bytes, r.operations)
@@ -266,8 +271,8 @@ def _modules(r: Roofline) -> list[str]:
         ms = part.rank_bytes / r.device.bandwidth * 1e3
         ratio = part.operations / part.rank_bytes if part.rank_bytes else 0.0
         rows.append(
-            (part.module, f"{part.whole_bytes / 1e9:.3f}", f"{part.rank_bytes / 1e9:.3f}",
-             f"{ms:.3f}", f"{part.operations / 1e9:.2f}", f"{ratio:.2f}")
+            (part.module, bytes_text(part.whole_bytes), bytes_text(part.rank_bytes), _ms(ms),
+             f"{part.operations / 1e6:.2f}", f"{ratio:.2f}")
         )  # fmt: skip
     table = Table([Column("module", "left"), *(Column(title) for title in columns)], rows)
     return table.text_lines()
@@ -275,18 +280,18 @@ def _modules(r: Roofline) -> list[str]:
 
 def _floors(r: Roofline) -> Iterator[str]:
     floors, d, a = r.floors_ms, r.device, r.asked
-    yield f"bytes        {floors['bytes']:9.3f} ms at {d.bandwidth / 1e9:.1f} GB/s"
-    yield f"operations   {floors['operations']:9.3f} ms at the peak of mode {a.numerics}"
+    yield f"bytes        {_ms(floors['bytes']):>9} ms at {d.bandwidth / 1e9:.1f} GB/s"
+    yield f"operations   {_ms(floors['operations']):>9} ms at the peak of mode {a.numerics}"
     yield (
-        f"hand-offs    {floors['hand-offs']:9.3f} ms: {r.handoffs} on the longest chain of "
+        f"hand-offs    {_ms(floors['hand-offs']):>9} ms: {r.handoffs} on the longest chain of "
         f"{r.packets} packets, {d.handoff_us:.4g} us each"
     )
-    yield f"floor        {floors[r.bound_by]:9.3f} ms a step, set by {r.bound_by}"
+    yield f"floor        {_ms(floors[r.bound_by]):>9} ms a step, set by {r.bound_by}"
     each = r.weight_bytes / a.tp
     yield (
-        f"weights alone, each byte on one rank only: {r.weight_bytes / GIB:.1f} GiB "
-        f"({r.weight_bytes / 1e9:.1f} GB), {each / GIB:.2f} GiB ({each / 1e9:.2f} GB) a rank, "
-        f"{r.even_ms:.2f} ms; the rest is what every rank holds, and states"
+        f"weights alone, each byte on one rank only: {r.weight_bytes / GIB:.4g} GiB "
+        f"({bytes_text(r.weight_bytes)}), {each / GIB:.4g} GiB ({bytes_text(each)}) a rank, "
+        f"{r.even_ms:.3g} ms; the rest is what every rank holds, and states"
     )
 
 
@@ -301,9 +306,9 @@ def _ops(r: Roofline) -> Iterator[str]:
         by_handoff = op.packets * r.device.handoff_us / 1e3
         more = "hand-offs" if by_handoff > by_bytes else "bytes"
         rows.append(
-            (op.op, str(op.packets), str(op.below), f"{op.n_bytes / 1e6:.2f}", f"{by_bytes:.3f}",
-             f"{by_handoff:.3f}", more)
+            (op.op, str(op.packets), str(op.below), bytes_text(op.n_bytes), _ms(by_bytes),
+             _ms(by_handoff), more)
         )  # fmt: skip
-    titles = ("packets", "below", "MB", "bytes ms", "hand-offs ms")
+    titles = ("packets", "below", "bytes", "their ms", "hand-offs' ms")
     columns = [Column("op", "left"), *(Column(title) for title in titles), Column("more", "left")]
     yield from Table(columns, rows).text_lines()

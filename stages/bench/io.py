@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING
 
 import click
 
-from k3tool.artifact import canonical_json
 from k3tool.tables import bytes_text
 from stages import options as common
+from stages.bench import shared
 
 if TYPE_CHECKING:
-    from k3tool.bench.frame import Spread
+    from k3tool.bench.frame import BenchReport, Spread
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,19 +56,27 @@ def run(options: Options) -> Result:
     return Result(str(file), options.block_bytes, options.depth, rate, is_direct, has_hole(file))
 
 
-def lines(result: Result) -> Iterator[str]:
-    """Yield what a person reads."""
-    rate = result.rate
+def report_of(result: Result) -> "BenchReport":
+    """Return it in the form that all measurements have."""
+    from k3tool.bench.frame import BenchReport, machine_line, spread
+
+    in_gb = [rate / 1e9 for rate in (result.rate.least, result.rate.median, result.rate.most)]
+    rate = spread(in_gb)._replace(n=result.rate.n)
+    definition = [*definition_lines(result), machine_line()]
+    facts = asdict(result) | {"rate": result.rate._asdict()}
+    return BenchReport("io", definition, [("read from the device", rate, "GB/s")], (), facts)
+
+
+def definition_lines(result: Result) -> Iterator[str]:
+    """Yield what was read, and why it may be no device's rate."""
     yield (
         f"{result.file}: blocks of {bytes_text(result.block_bytes)} each read once, out of order, "
-        f"{result.depth} at a time"
+        f"{result.depth} at a time; a pass is one value"
     )
     if not result.is_direct:
         yield "through the page cache: this file system reads in no other way"
     if result.has_hole:
         yield "the file has holes, which are read from no device: this is not its rate"
-    ends = f"[{rate.least / 1e9:.2f} .. {rate.most / 1e9:.2f}]"
-    yield f"{rate.median / 1e9:.2f} GB/s {ends} (median, ends of {rate.n} passes)"
 
 
 @click.command("io")
@@ -93,9 +101,10 @@ def lines(result: Result) -> Iterator[str]:
 )
 @click.option("--repeats", type=click.IntRange(min=1), default=3, show_default=True,
               help="Passes.")  # fmt: skip
+@shared.baseline_option()
 @common.as_json()
 def command(as_json: bool, path: Path, block_bytes: int, depth: int, n_bytes: int,
-            repeats: int) -> None:  # fmt: skip
+            repeats: int, baseline: Path | None) -> None:  # fmt: skip
     """Measure a device as a run with --memory reads it: around the page cache.
 
     PATH is a file, or a folder of which the largest weight file is read.
@@ -104,10 +113,7 @@ def command(as_json: bool, path: Path, block_bytes: int, depth: int, n_bytes: in
     Example:
       k3tool bench io CKPT --block 17547264 --depth 4
     """
-    result = run(Options(path, block_bytes, depth, n_bytes, repeats))
-    if as_json:
-        plain = asdict(result) | {"rate": result.rate._asdict()}
-        click.echo(canonical_json(plain))
-        return
-    for line in lines(result):
-        click.echo(line)
+    options = Options(path, block_bytes, depth, n_bytes, repeats)
+    shared.measure(
+        "io", lambda: report_of(run(options)), strict=False, as_json=as_json, baseline=baseline
+    )
