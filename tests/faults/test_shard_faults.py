@@ -266,7 +266,7 @@ def test_room_is_looked_at_before_the_tensors(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(shard_writer, "free_bytes", lambda folder: 1_000_000)
     monkeypatch.setattr("k3tool.checkpoint.shard_writer.plan_shards", _unexpected)
-    monkeypatch.setattr("k3tool.runtime.run.program", _unexpected)
+    monkeypatch.setattr("k3tool.runtime.prepare.program", _unexpected)
     outcome = k3tool("shard", oracle("tiny_tp8"), "--tp", 8, "--rank", 2, "-o", "out")
     assert outcome.code == 1
     assert f"{tmp_path}: got 1000000 bytes free, need " in outcome.err
