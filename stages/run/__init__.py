@@ -14,6 +14,7 @@ from k3tool.errors import UsageError
 from k3tool.runtime.expert_trace import MAGIC as TRACE_MAGIC
 from k3tool.runtime.options import RunOptions
 from k3tool.runtime.run import Event, Follow, RunResult, run_model
+from k3tool.text.tokenizer import has_tokenizer
 from k3tool.trace.kept import parse_kept
 from stages import options as common
 from stages.engine_options import engine_options, run_options
@@ -170,11 +171,12 @@ def _generate(
     say: Say, note: Say,
 ) -> None:  # fmt: skip
     """Read the prompt, run, and print what was asked for as it comes."""
-    if options.load_state is not None and given == Given():
-        prompt = Prompt(())  # nothing comes behind what it holds
-    else:
-        prompt = read_prompt(given, options.source, options.cache, note)
+    goes_on = options.load_state is not None and given == Given()  # nothing comes behind it
+    prompt = Prompt(()) if goes_on else read_prompt(given, options.source, options.cache, note)
     is_text = answer.is_text(given.ids)
+    if goes_on and answer.show is None and not has_tokenizer(options.source):
+        note("token ids are printed: the model's folder has no tokenizer")
+        is_text = False
     reply = answer.reply(prompt, options, needs_text=is_text, wants_text=as_json, note=note)
     follower = Follower(reply, is_chat=prompt.channel is not None)
     show: Show = stream_json if as_json else TextStream() if is_text else stream_ids

@@ -97,10 +97,13 @@ def read_prompt(given: Given, folder: Path, cache: Path | None, note: Say) -> Pr
         effort = given.thinking or DEFAULT_EFFORT
         tokenizer = tokenizer_of(folder, cache)
         ids = chat_ids(tokenizer, messages, effort)
+        tokenizer.release()
         return Prompt(tuple(ids), tokenizer, first_channel(effort))
     data = _text(given, note)
     tokenizer = tokenizer_of(folder, cache)
-    return Prompt(tuple(tokenizer.encode_bytes(data)), tokenizer)
+    ids = tokenizer.encode_bytes(data)
+    tokenizer.release()
+    return Prompt(tuple(ids), tokenizer)
 
 
 def tokenizer_of(folder: Path, cache: Path | None) -> Tokenizer:

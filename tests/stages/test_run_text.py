@@ -301,6 +301,26 @@ def test_without_a_temperature_nothing_is_drawn(run: Run) -> None:
     assert events(run(*HELLO, *cold, "--json").out)[-1]["tokens"] == greedy[-1]["tokens"]
 
 
+def test_a_kept_sequence_goes_on_drawing_where_it_stopped(run: Run, tmp_path: Path) -> None:
+    state = tmp_path / "state.h5"
+    whole = events(run(*HELLO, *DRAWN, "--json").out)[-1]
+    first = events(run(*HELLO[:-1], 5, *DRAWN, "--json", "--save-state", state).out)[-1]
+    rest = events(run("--load-state", state, "--gen", 7, *DRAWN, "--json").out)[-1]
+    assert first["tokens"] + rest["tokens"] == whole["tokens"]
+    assert first["text"] + rest["text"] == whole["text"]
+
+
+def test_a_kept_sequence_of_a_model_without_a_tokenizer_goes_on_as_ids(
+    run: Run, oracle: Run, tmp_path: Path
+) -> None:
+    state, source = tmp_path / "state.h5", oracle("tiny_tp8")
+    assert run("--ids", "1,2", "--gen", 2, "--save-state", state, source=source).code == 0
+    done = run("--load-state", state, "--gen", 2, source=source)
+    assert re.fullmatch(r"\d+ \d+\n", done.out), done.err
+    assert "token ids are printed" in done.err
+    assert run("--load-state", state, "--show", "text", source=source).code == 3
+
+
 # -- the page ----------------------------------------------------------------------------------
 
 

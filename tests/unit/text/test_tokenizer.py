@@ -74,6 +74,13 @@ def test_bytes_that_are_no_text_come_back_as_they_were(tokenizer: Tokenizer, dat
     assert tokenizer.encode_bytes("naïve 你".encode()) == tokenizer.encode("naïve 你")
 
 
+def test_what_only_encoding_needs_is_given_back_and_loaded_again(tokenizer: Tokenizer) -> None:
+    ids = tokenizer.encode("Hello world")
+    tokenizer.release()
+    assert tokenizer.decode(ids) == b"Hello world"
+    assert tokenizer.encode("Hello world") == ids
+
+
 # -- damaged files -----------------------------------------------------------------------------
 
 
