@@ -328,6 +328,10 @@ class Artifact:
         """Return the unit a dataset was written with, empty where it has none."""
         return str(self._dataset(name).attrs.get("unit", ""))
 
+    def axes(self, name: str) -> tuple[str, ...]:
+        """Return the names of a dataset's axes, none where it was written without."""
+        return tuple(json.loads(self._dataset(name).attrs.get("axes", "[]")))
+
     def extent(self, name: str) -> tuple[int, int]:
         """Return (offset, size) in bytes of a numeric dataset in the file, for mapping it.
 
