@@ -101,7 +101,9 @@ def compare_streams(
         ids = None if later is None else row + later[0]
         note = " (equal ids, other bits)"
         if ids is not None:
-            note = f" (ids from step {a['step'][ids]} on)"
+            both = [float(margins(rows[ids : ids + 1])[0]) for rows in (a, b)]
+            known = ", ".join(f"{margin:.3g}" for margin in both if not math.isnan(margin))
+            note = f" (ids from step {a['step'][ids]} on, margins {known or 'unknown'})"
     step = int(a["step"][row])
     if decode is not None:
         before = a["id"][max(0, row - _CONTEXT_TOKENS) : row].tolist()

@@ -216,9 +216,10 @@ def _compare_pair(
             if not finite.all():
                 is_good, wrong = False, int(np.argmin(finite))
                 faults.append(f"{name} has {values[wrong]} at ({place(out[nth])}, id {wrong})")
-        if is_good:
-            sums.add(b)
-        _measure(out[nth : nth + 1], a, b)
+        with np.errstate(over="ignore", invalid="ignore"):  # finite, and their squares may not be
+            if is_good:
+                sums.add(b)
+            _measure(out[nth : nth + 1], a, b)
         progress(a.nbytes)
     return out
 
@@ -229,8 +230,7 @@ def _measure(row: Array, run: Array, reference: Array) -> None:
         first = int(np.argmax(values))  # of equals, and of NaN, the lowest id
         second = max(part.max() for part in (values[:first], values[first + 1 :]) if len(part))
         row[f"{name}_id"], row[f"{name}_margin"] = first, values[first] - second
-    with np.errstate(invalid="ignore"):
-        difference = np.abs(run - reference)
+    difference = np.abs(run - reference)
     difference[~np.isfinite(difference)] = np.inf
     row["at"] = int(np.argmax(difference))
     row["max_abs"] = difference.max()
@@ -284,7 +284,8 @@ def _finite(faults: Sequence[str], n_rows: int) -> Check:
 
 def _within(positions: Array, deviation: float, tolerances: Tolerances) -> list[Check]:
     with np.errstate(divide="ignore", invalid="ignore"):
-        relative = np.where(positions["rms"] == 0, 0.0, positions["rms"] / deviation)
+        scale = deviation if math.isfinite(deviation) else 0.0  # of logits beyond all sense
+        relative = np.where(positions["rms"] == 0, 0.0, positions["rms"] / scale)
     return [
         _worst("largest |difference|", positions, positions["max_abs"], tolerances.max_abs, True),
         _worst("rms / deviation", positions, relative, tolerances.rms, False),

@@ -5,6 +5,7 @@ checks its CRC, before any of it is used. Pickled members are refused, never loa
 """
 
 import contextlib
+import errno
 import math
 import struct
 import tempfile
@@ -18,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from k3tool.atomic import system_words
-from k3tool.checkpoint.regular_file import open_regular
+from k3tool.checkpoint.regular_file import open_regular, unreadable
 from k3tool.errors import ArtifactError, K3Error
 
 Array = npt.NDArray[Any]
@@ -39,7 +40,7 @@ class Archive:
         self._file = open(open_regular(path, _NEED), "rb")  # noqa: SIM115 - closed by close
         try:
             self._zip = zipfile.ZipFile(self._file)
-        except _DAMAGE:
+        except (*_DAMAGE, OSError):
             self._file.close()
             got = "a damaged archive"
             raise ArtifactError(str(path), got=got, need=_NEED, hint=_REMAKE) from None
@@ -82,8 +83,10 @@ class Archive:
                     shape, is_fortran, dtype = _header(member)
                     n_header = member.tell()
                     n_bytes = _drain(member, copy)
-            except _DAMAGE:
-                got, need = "damaged", "an intact array"
+            except (*_DAMAGE, OSError) as error:
+                if isinstance(error, OSError) and error.errno != errno.EINVAL:
+                    raise unreadable(self._path, _NEED, error) from None
+                got, need = "damaged", "an intact array"  # EINVAL: a place before the file's start
                 raise ArtifactError(place, got=got, need=need, hint=_REMAKE) from None
             if dtype.kind not in "fiu" or (is_fortran and len(shape) > 1):
                 got = f"{dtype.name}{' by columns' if is_fortran else ''}"

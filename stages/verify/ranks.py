@@ -126,6 +126,7 @@ def _json(result: Result, near_tie: float) -> dict[str, object]:
         dict(zip(titles, row, strict=True)) for row in table.rows
     ]  # fmt: skip
     for stream, record in zip(streams, result.records, strict=True):
+        stream |= {"file": record.file, "request": record.request}
         stream["tokens"] = {rank: len(rows) for rank, rows in record.ranks.items()}
     return {
         "streams": streams,

@@ -202,6 +202,17 @@ def test_one_value_that_is_not_finite_fails_on_either_side(
     assert not is_sound(found.checks, strict=False)
 
 
+def test_logits_beyond_all_sense_are_compared_and_fail(tmp_path: Path, reference: Arrays) -> None:
+    right = npz(tmp_path / "right", reference)
+    huge = npz(tmp_path / "huge", _change("steps", _put((3, 9), 1.5e308))(reference))
+    for pair in ((right, huge), (huge, right)):
+        found = against(*pair, flips=99)
+        assert set(wrong(found)) == {"largest |difference|", "rms / deviation",
+                                     "KL(reference || run)"}  # fmt: skip
+    opposite = npz(tmp_path / "opposite", _change("steps", _put((3, 9), -1.5e308))(reference))
+    assert len(wrong(against(huge, opposite, flips=99))) == 3
+
+
 def test_the_logits_of_another_model_fail(tmp_path: Path, gold: Gold) -> None:
     a, b = ({key: gold(name)[f"p7.{key}"] for key in ("prefill", "steps")}
             for name in ("tiny13", "tiny13_eps"))  # fmt: skip

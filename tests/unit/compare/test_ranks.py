@@ -140,7 +140,7 @@ def test_other_bits_before_other_ids_are_real_and_say_where_ids_part(tmp_path: P
     assert (found.verdict, found.differences[0].step, found.differences[0].ids_step) == (
         "real", 1, 3,
     )  # fmt: skip
-    assert "at step 1 in margin (ids from step 3 on)" in details(found)
+    assert "at step 1 in margin (ids from step 3 on, margins 0.25, 0.25)" in details(found)
     alone = [value | ({"margin": 0.5} if value["event"] == "token" else {}) for value in ours]
     foreign = [{"id": value["id"], "margin": 9.0} for value in alone[1:-1]]
     found = verdict([lines(tmp_path / "c", ours), lines(tmp_path / "d", foreign)])
