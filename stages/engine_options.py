@@ -34,6 +34,10 @@ _OPTIONS: tuple[Callable[[Any], Any], ...] = (
         "units, shared out among the ranks.",
     ),
     click.option("--target", default="cpu", show_default=True, help="What to run on."),
+    click.option(
+        "--devices", type=common.POSITIVE, default=1, show_default=True,
+        help="GPUs that the ranks are shared out among, as many on each.",
+    ),
     common.numerics(default=None),
     click.option(
         "--leaves", type=click.Choice(LEAVES), default="auto", show_default=True,

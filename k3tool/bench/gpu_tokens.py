@@ -50,6 +50,14 @@ class Graphed:
         """Return what the device has."""
         return getattr(self._device, name)
 
+    def members(self) -> tuple[Graphed, ...]:
+        """Return it alone."""
+        return (self,)
+
+    def member(self, rank: int, n_ranks: int) -> Graphed:
+        """Return it, whatever the rank."""
+        return self
+
     def launch(
         self, kernel: Any, n_blocks: int, lanes: int, arguments: Sequence[int], stream: int
     ) -> None:

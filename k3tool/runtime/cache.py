@@ -246,7 +246,7 @@ def _cached_program(source: Source, options: RunOptions, say: Say) -> Program:
     settings: dict[str, Any] = {
         "tp": source.tp,
         "target": target.name,
-        "workgroups": options.workgroups or _workgroups(target, source.tp),
+        "workgroups": options.workgroups or _workgroups(target, source.tp // options.devices),
         "chunk": options.chunk or DEFAULT_CHUNK,
         "batch": options.batch or BATCH,
         "ctx": context_of(options, source.config),
@@ -292,9 +292,9 @@ def _cached_program(source: Source, options: RunOptions, say: Say) -> Program:
         return Program(load_isa(path), path.name, "built")
 
 
-def _workgroups(target: Target, tp: int) -> int:
-    """Return a rank's workgroups: on a GPU all ranks' are resident on one device at once."""
-    ranks = 1 if target.family == "cpu" else tp
+def _workgroups(target: Target, ranks: int) -> int:
+    """Return a rank's workgroups: on a GPU those of `ranks` are resident on a device at once."""
+    ranks = 1 if target.family == "cpu" else max(1, ranks)
     return max(1, target.workgroups // ranks)
 
 

@@ -21,12 +21,13 @@ from k3tool.targets import get_target
 
 _DONE, _NOT_READY = 0, 600  # cudaSuccess, cudaErrorNotReady; HIP has the same numbers
 _PACKAGES = {"cuda": "cupy-cuda13x", "hip": "cupy-rocm-7-0"}
-_OUT_OF_MEMORY = 2
+_OUT_OF_MEMORY, _UNAVAILABLE = 2, 46
+_IN_USE = "another process has the device to itself: nvidia-smi names it"
 _CPU = "leave --target out to run on the CPU"
 
 
-def open_device(target: str) -> CupyDevice:
-    """Return the first device of a target's vendor.
+def open_device(target: str, ordinal: int = 0) -> CupyDevice:
+    """Return a device of a target's vendor, as the driver numbers them.
 
     Raises: TargetError where CuPy, its vendor's build of it, the driver or a device is absent.
     """
@@ -42,25 +43,25 @@ def open_device(target: str) -> CupyDevice:
         got = f"CuPy {cupy.__version__} for the other vendor"
         raise TargetError(f"--target {target}", got=got, need=need, hint=_CPU)
     try:
-        return CupyDevice(cupy, family == "hip")
+        return CupyDevice(cupy, family == "hip", ordinal)
     except cupy.cuda.runtime.CUDARuntimeError as error:
         raise TargetError(
             f"--target {target}", got=_one_line(error), need="a device and a driver CuPy can use",
-            hint=_CPU,
+            hint=_IN_USE if error.status == _UNAVAILABLE else _CPU,
         ) from None  # fmt: skip
 
 
 class CupyDevice:
-    """Device 0: every rank's memory, a stream a rank, and one for copies beside them."""
+    """One device: its ranks' memory, a stream a rank, and one for copies beside them."""
 
-    def __init__(self, cupy: Any, is_hip: bool) -> None:
+    def __init__(self, cupy: Any, is_hip: bool, ordinal: int = 0) -> None:
         """Take the imported module; makes a context."""
         self._driver, self._runtime = cupy.cuda.driver, cupy.cuda.runtime
         self._module = cupy.cuda.function.Module
         self._errors = (self._runtime.CUDARuntimeError, self._driver.CUDADriverError)
-        self._is_hip = is_hip
-        self._runtime.setDevice(0)
-        found = self._runtime.getDeviceProperties(0)
+        self._is_hip, self._ordinal = is_hip, ordinal
+        self._use()
+        found = self._runtime.getDeviceProperties(ordinal)
         self.name = found["name"].decode()
         self.driver = f"driver {self._runtime.driverGetVersion()}"
         self.arch = f"sm_{found['major']}{found['minor']}"
@@ -76,18 +77,32 @@ class CupyDevice:
         self._copies = self._new_stream()
 
     def _new_stream(self) -> int:
+        self._use()
         # Non-blocking: copies while a launch runs must not wait for it as the default stream does.
         return int(self._runtime.streamCreateWithFlags(self._runtime.streamNonBlocking))
+
+    def _use(self) -> None:
+        """Make it this thread's device: calls mean the current one."""
+        self._runtime.setDevice(self._ordinal)
 
     @contextmanager
     def _sound(self, what: str) -> Iterator[None]:
         try:
+            self._use()
             yield
         except self._errors as error:
             need = "a device in order"
             raise UnsoundError(f"{self.name}: {what}", got=_one_line(error), need=need) from None
 
     # -- memory ----------------------------------------------------------------------------------
+
+    def members(self) -> tuple[CupyDevice, ...]:
+        """Return it alone."""
+        return (self,)
+
+    def member(self, rank: int, n_ranks: int) -> CupyDevice:
+        """Return it, whatever the rank."""
+        return self
 
     def free_bytes(self) -> int:
         """Return the device's free memory, whoever holds the rest."""
@@ -97,6 +112,7 @@ class CupyDevice:
     def alloc(self, n_bytes: int) -> int:
         """Return memory of zeros. Raises: TargetError where it has gone since it was asked for."""
         try:
+            self._use()
             address = int(self._runtime.malloc(max(n_bytes, 1)))
         except self._runtime.CUDARuntimeError as error:
             if error.status != _OUT_OF_MEMORY:
@@ -152,6 +168,7 @@ class CupyDevice:
     def load(self, data: bytes, name: str) -> Any:
         """Return a kernel. Raises: TargetError where the driver refuses the object."""
         try:
+            self._use()
             if data not in self._modules:
                 module = self._module()
                 module.load(data)
@@ -239,7 +256,8 @@ class CupyDevice:
         try:
             if not self.is_idle():
                 return
-        except UnsoundError:
+            self._use()
+        except (UnsoundError, *self._errors):
             return
         while self._graphs:
             self._runtime.graphExecDestroy(self._graphs.pop())

@@ -7,16 +7,19 @@ plain sentence then, whatever CuPy would say of it. It loads no object.
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
-from k3tool.errors import TargetError, UsageError
+from k3tool.errors import K3Error, TargetError, UsageError
 from k3tool.isa.table import ALL_PHASES
 from k3tool.runtime.gpu_cupy import open_device
-from k3tool.runtime.gpu_runtime import Device, check_arch
+from k3tool.runtime.gpu_peers import DeviceSet, PeerMemory
+from k3tool.runtime.gpu_runtime import Device, Devices, check_arch
 from k3tool.runtime.options import RunOptions
 from k3tool.targets import BUILDS, get_target
 
+Load = Callable[[str], Any]
 _CPU = "leave --target out to run on the CPU"
 
 
@@ -46,8 +49,8 @@ def builds_of(target: str) -> Iterator[str]:
             yield f"{target} {phase}{when}: {build.kernel} of {build.source}, {lanes}"
 
 
-def require_device(target: str, load: Callable[[str], ctypes.CDLL] = ctypes.CDLL) -> None:
-    """Return if `target` can run here. `load` opens a library.
+def require_device(target: str, load: Load = ctypes.CDLL, n: int = 1) -> None:
+    """Return if `target` can run here, on `n` devices. `load` opens a library.
 
     Raises: UsageError for an unknown target; TargetError where driver or device is absent.
     """
@@ -71,18 +74,50 @@ def require_device(target: str, load: Callable[[str], ctypes.CDLL] = ctypes.CDLL
     if failed or count.value < 1:
         got = f"{driver.count} error {failed}" if failed else "no device"
         raise TargetError(f"--target {target}", got=got, need=need, hint=_CPU)
+    if count.value < n:
+        raise TargetError("--devices", got=n, need=f"at most {count.value}, which are here")
 
 
 def find_device(target: str) -> Device:
     """Return the device that a target runs on. Raises: TargetError where it is absent or unfit."""
-    require_device(target)
-    device = open_device(target)
-    try:
-        check_arch(device, target)
-    except TargetError:
-        device.close()
-        raise
+    (device,) = _open(target, 1)
     return device
+
+
+def find_devices(target: str, n: int, load: Load = ctypes.CDLL) -> Devices:
+    """Return the first `n` devices, as one where there are several. `load` opens a library.
+
+    Raises: TargetError where one is absent or unfit, or two do not reach each other.
+    """
+    if n == 1:
+        return find_device(target)
+    if get_target(target).family != "cuda":
+        need = "1: the memory of peers is written for CUDA alone"
+        raise TargetError("--devices", got=f"{n} for {target}", need=need)
+    devices = _open(target, n, load)
+    try:
+        return DeviceSet(devices, range(n), PeerMemory(range(n), load))
+    except K3Error:
+        _close(devices)
+        raise
+
+
+def _open(target: str, n: int, load: Load = ctypes.CDLL) -> list[Device]:
+    require_device(target, load, n)
+    devices: list[Device] = []
+    try:
+        for ordinal in range(n):
+            devices.append(open_device(target, ordinal))
+            check_arch(devices[-1], target)
+    except TargetError:
+        _close(devices)
+        raise
+    return devices
+
+
+def _close(devices: Sequence[Device]) -> None:
+    for device in devices:
+        device.close()
 
 
 def check_gpu_options(options: RunOptions) -> None:

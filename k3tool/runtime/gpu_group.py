@@ -1,4 +1,4 @@
-"""The ranks of one run on a device, in this process: what a RankGroup is on the CPU.
+"""The ranks of one run on one device or several, in this process: what a RankGroup is on the CPU.
 
 It loads the program's interpreters, places every rank, and launches steps. What ranks say has the
 same records and faults.
@@ -28,8 +28,10 @@ from k3tool.runtime.gpu_object import check_object, read_identity
 from k3tool.runtime.gpu_runtime import (
     CANARY,
     Device,
+    Devices,
     check_arch,
     check_arithmetic,
+    let_go,
     wait_idle,
 )
 from k3tool.runtime.gpu_source import builds, program_ops
@@ -50,13 +52,13 @@ _STOPPED = 0xFFFFFFFF  # the driver's word in the abort word
 
 
 class GpuGroup(Stepping):
-    """A context manager over ranks on one device: an Engine, and the images' own request (`steps`).
+    """A context manager over ranks on devices: an Engine, and the images' own request (`steps`).
 
-    It owns the device and closes it.
+    It owns the devices and closes them.
     """
 
     def __init__(
-        self, launch: Launch, isa: Isa, device: Device, folder: Path, say: Callable[[str], None],
+        self, launch: Launch, isa: Isa, device: Devices, folder: Path, say: Callable[[str], None],
         *, is_launch_per_op: bool = False,
     ) -> None:  # fmt: skip
         """Keep what to start; `folder` is where objects are kept, `say` gets progress in words.
@@ -71,7 +73,9 @@ class GpuGroup(Stepping):
             RankMemory(isa, image, len(launch.images), is_launch_per_op=is_launch_per_op)
             for image in launch.images
         ]
-        self._kernels: dict[int, Any] = {}
+        n_ranks = len(self._ranks)
+        self._homes = [device.member(number, n_ranks) for number in range(n_ranks)]
+        self._kernels: list[dict[int, Any]] = [{} for _ in self._ranks]
         self._lanes: dict[int, int] = {}
         self._epoch = 0
         self._begun: tuple[Step, int] | None = None  # a step, and when it was launched
@@ -96,8 +100,10 @@ class GpuGroup(Stepping):
         try:
             check_arch(self._device, self._isa.target)
             self._load()
-            self._check_blocks()
-            self.peak_bytes = require_memory(self._device, self._ranks)
+            for device in self._device.members():
+                own = [rank for rank, home in self._at_home if home is device]
+                self._check_blocks(device, own)
+                self.peak_bytes += require_memory(device, own)
         except BaseException:
             self._device.close()
             raise
@@ -119,7 +125,7 @@ class GpuGroup(Stepping):
         device, ranks = self._device, self._ranks
         self._say(f"{bytes_text(self.peak_bytes)} on {device.name}")
         segments = device.map_ranks(len(ranks), max(rank.segment_bytes for rank in ranks))
-        self._abort_word = device.alloc(4)
+        self._abort_word, _ = device.map_ranks(1, 4)
         ticks = int(self._launch.deadline_seconds * device.ticks_per_second)
         total, done = sum(rank.weight_bytes for rank in ranks), 0
 
@@ -128,15 +134,15 @@ class GpuGroup(Stepping):
             done += n_bytes
             progress(done, total)
 
-        for rank in ranks:
-            rank.place(device, segments, self._abort_word, ticks, add)
+        for rank, home in self._at_home:
+            rank.place(home, segments, self._abort_word, ticks, add)
 
     def _load(self) -> None:
         """Load each phase's kernel, after its object has been asked what it is."""
         isa, device = self._isa, self._device
 
         def build(one: tuple[tuple[str, ...], tuple[str, ...]]) -> bytes:
-            return device.build(isa.target, *one, self._folder)
+            return device.members()[0].build(isa.target, *one, self._folder)
 
         needed = list(builds(program_ops(isa)).items())
         for phases, ops in needed:
@@ -149,20 +155,22 @@ class GpuGroup(Stepping):
             for phase in phases:
                 index, row = ALL_PHASES.index(phase), get_build(isa.target, phase)
                 check_object(found, isa, phase, n_segments=self._ranks[0].n_segments(index))
-                self._kernels[index] = device.load(data, row.kernel)
+                for kernels, home in zip(self._kernels, self._homes, strict=True):
+                    kernels[index] = home.load(data, row.kernel)
                 self._lanes[index] = row.lanes
-            canary = device.load(data, CANARY)
-            check_arithmetic(device, canary, found.lanes, self._launch.deadline_seconds)
+            for one in device.members():
+                canary = one.load(data, CANARY)
+                check_arithmetic(one, canary, found.lanes, self._launch.deadline_seconds)
 
-    def _check_blocks(self) -> None:
+    def _check_blocks(self, device: Device, own: Sequence[RankMemory]) -> None:
         """Refuse a grid that is not all resident: its first blocks would wait for its last."""
-        need = sum(rank.n_blocks for rank in self._ranks)
-        for phase, kernel in self._kernels.items():
-            got = self._device.resident_blocks(kernel, self._lanes[phase])
+        need = sum(rank.n_blocks for rank in own)
+        for phase, kernel in self._kernels[own[0].rank].items():
+            got = device.resident_blocks(kernel, self._lanes[phase])
             if got < need:
-                ranks = len(self._ranks)
+                ranks = len(own)
                 raise TargetError(
-                    f"{self._device.name}: {ALL_PHASES[phase]}", got=f"{got} resident blocks",
+                    f"{device.name}: {ALL_PHASES[phase]}", got=f"{got} resident blocks",
                     need=f"{need}, {need // ranks} for each of {count_text(ranks, 'rank')}",
                     hint=f"compile for it: --workgroups {got // ranks}",
                 )  # fmt: skip
@@ -171,14 +179,18 @@ class GpuGroup(Stepping):
 
     def begin(self, step: Step) -> None:
         """Launch the step on every rank."""
-        device = self._device
-        for rank in self._ranks:
-            rank.write_step(device, step, self._epoch)
+        for rank, home in self._at_home:
+            rank.write_step(home, step, self._epoch)
         start = time.monotonic_ns()
-        kernel, lanes = self._kernels[step.phase], self._lanes[step.phase]
-        for segment in zip(*(rank.launches(step.phase) for rank in self._ranks), strict=True):
-            for rank, argument in zip(self._ranks, segment, strict=True):
-                device.launch(kernel, rank.n_blocks, lanes, (argument,), rank.rank)
+        lanes = self._lanes[step.phase]
+        try:
+            for segment in zip(*(rank.launches(step.phase) for rank in self._ranks), strict=True):
+                for (rank, home), argument in zip(self._at_home, segment, strict=True):
+                    kernel = self._kernels[rank.rank][step.phase]
+                    home.launch(kernel, rank.n_blocks, lanes, (argument,), rank.rank)
+        except BaseException:  # ranks that have begun wait for one that never will
+            let_go(self._device, self._abort)
+            raise
         self._begun, self._epoch = (step, start), self._epoch + 1
 
     def finish(self) -> Array:
@@ -211,36 +223,39 @@ class GpuGroup(Stepping):
         return self.logits()[first : first + n].copy()
 
     def _read_spans(self, spans: Sequence[Span], n_bytes: int) -> tuple[bytes, ...]:
-        device = self._device
         return tuple(
             b"".join(
-                device.download(rank.tensor_address(s.handle) + s.offset, s.n_bytes) for s in spans
+                home.download(rank.tensor_address(s.handle) + s.offset, s.n_bytes) for s in spans
             )
-            for rank in self._ranks
+            for rank, home in self._at_home
         )
 
     def _write_spans(self, spans: Sequence[Span], ranks: Sequence[bytes]) -> None:
-        for rank, data in zip(self._ranks, ranks, strict=True):
+        for (rank, home), data in zip(self._at_home, ranks, strict=True):
             for s in spans:
                 address = rank.tensor_address(s.handle) + s.offset
-                self._device.upload(address, data[s.at : s.at + s.n_bytes])
+                home.upload(address, data[s.at : s.at + s.n_bytes])
+
+    @property
+    def _at_home(self) -> list[tuple[RankMemory, Device]]:
+        return list(zip(self._ranks, self._homes, strict=True))
 
     @property
     def _numbers(self) -> list[int]:
         return [rank.rank for rank in self._ranks]
 
     def _moved(self) -> bytes:
-        return b"".join(rank.progress(self._device) for rank in self._ranks)
+        return b"".join(rank.progress(home) for rank, home in self._at_home)
 
     def _abort(self) -> None:
         """Tell every rank to stop at its next wait."""
-        self._device.upload(self._abort_word, _STOPPED.to_bytes(4, "little"))
+        self._homes[0].upload(self._abort_word, _STOPPED.to_bytes(4, "little"))
 
     def _hear(self, step: Step, rows: Array) -> None:
         """Take the ranks' digests. Raises: FaultError with the best explanation of a stop."""
         faults: list[Fault] = []
-        for number, rank in enumerate(self._ranks):
-            control = rank.control(self._device)
+        for number, (rank, home) in enumerate(self._at_home):
+            control = rank.control(home)
             rows["digest"][:, number] = control["digest"]
             if control["stop"]:
                 fault = rows[0, number].copy()
@@ -253,7 +268,7 @@ class GpuGroup(Stepping):
         """Return a rank's columns of the logits of tokens from `first` on."""
         row, n = rank.phase_row(step.phase), len(step.tokens) - first
         cols, address = int(row["logits_cols"]), rank.tensor_address(int(row["logits_handle"]))
-        data = self._device.download(address + 4 * cols * first, 4 * cols * n)
+        data = self._homes[rank.rank].download(address + 4 * cols * first, 4 * cols * n)
         return np.frombuffer(data, "<f4").reshape(n, cols)
 
     def _choose(self, rank: RankMemory, step: Step, rows: Array) -> None:
@@ -272,7 +287,7 @@ class GpuGroup(Stepping):
         handle, size = int(rank.phase_row(step.phase)["output_handle"]), _CANDIDATE_DTYPE.itemsize
         address = rank.tensor_address(handle) + wanted * size
         found = np.frombuffer(
-            self._device.download(address, step.n_wanted * size), _CANDIDATE_DTYPE
+            self._homes[rank.rank].download(address, step.n_wanted * size), _CANDIDATE_DTYPE
         )
         rows["kind"] = records.TOKEN
         for name in ("best", "id", "second"):

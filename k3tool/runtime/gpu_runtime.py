@@ -32,25 +32,20 @@ class Launched(NamedTuple):
     arguments: tuple[int, ...]
 
 
-class Device(Protocol):
-    """One device of a target; addresses are of its memory, streams small numbers.
-
-    Every call but `launch` returns when it is done. `upload` and `download` may be called while a
-    launch runs. Raises: UnsoundError when the driver says that a launch broke the device.
-    """
+class Devices(Protocol):
+    """What a group of ranks runs on: one device, or several of which each rank has one."""
 
     name: str
     driver: str  # its version, in words
     arch: str  # as compilers name it, without a suffix: sm_90, gfx942
-    n_units: int
     ticks_per_second: float  # of the clock that k3_clock reads
 
-    def free_bytes(self) -> int:
-        """Return the memory that nobody holds now."""
+    def members(self) -> tuple[Device, ...]:
+        """Return the devices."""
         ...
 
-    def alloc(self, n_bytes: int) -> int:
-        """Return memory of zeros on a boundary of 256 bytes, held until `close`."""
+    def member(self, rank: int, n_ranks: int) -> Device:
+        """Return the device of a rank."""
         ...
 
     def map_ranks(self, n_ranks: int, n_bytes: int) -> tuple[int, int]:
@@ -58,6 +53,32 @@ class Device(Protocol):
 
         One process: every rank reaches every segment at the same address.
         """
+        ...
+
+    def is_idle(self) -> bool:
+        """Return whether every launch has ended."""
+        ...
+
+    def close(self) -> None:
+        """Give everything back; leaves it where a launch still runs, which may use it."""
+        ...
+
+
+class Device(Devices, Protocol):
+    """One device of a target; addresses are of its memory, streams small numbers.
+
+    Every call but `launch` returns when it is done. `upload` and `download` may be called while a
+    launch runs. Raises: UnsoundError when the driver says that a launch broke the device.
+    """
+
+    n_units: int
+
+    def free_bytes(self) -> int:
+        """Return the memory that nobody holds now."""
+        ...
+
+    def alloc(self, n_bytes: int) -> int:
+        """Return memory of zeros on a boundary of 256 bytes, held until `close`."""
         ...
 
     def upload(self, address: int, data: Any) -> None:
@@ -101,16 +122,8 @@ class Device(Protocol):
         """Start a graph and return."""
         ...
 
-    def is_idle(self) -> bool:
-        """Return whether every launch has ended."""
-        ...
 
-    def close(self) -> None:
-        """Give everything back; leaves it where a launch still runs, which may use it."""
-        ...
-
-
-def check_arch(device: Device, target: str) -> None:
+def check_arch(device: Devices, target: str) -> None:
     """Refuse a device of another architecture: code for sm_90a runs on 9.0 alone.
 
     Raises: TargetError with what the device says it is.
@@ -150,7 +163,7 @@ def check_arithmetic(device: Device, kernel: Any, lanes: int, seconds: float) ->
 
 
 def wait_idle(
-    device: Device, patience: float, progress: Callable[[], bytes], stop: Callable[[], None]
+    device: Devices, patience: float, progress: Callable[[], bytes], stop: Callable[[], None]
 ) -> None:
     """Return when every launch has ended.
 
@@ -174,8 +187,13 @@ def wait_idle(
                     hint="raise --deadline where one step takes longer",
                 )  # fmt: skip
     except BaseException:
-        stop()
-        end = time.monotonic() + _LOOK_SECONDS
-        while time.monotonic() < end and not device.is_idle():
-            time.sleep(_NAP_SECONDS)
+        let_go(device, stop)
         raise
+
+
+def let_go(device: Devices, stop: Callable[[], None]) -> None:
+    """Ask blocks to leave, and give them a second: what they use may be freed after it."""
+    stop()
+    end = time.monotonic() + _LOOK_SECONDS
+    while time.monotonic() < end and not device.is_idle():
+        time.sleep(_NAP_SECONDS)

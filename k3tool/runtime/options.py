@@ -64,6 +64,7 @@ class RunOptions:
     eps: Mapping[str, float] = field(default_factory=dict)
     interpreter: Path | None = None
     target: str = "cpu"
+    devices: int = 1  # that a GPU target's ranks are shared out among, as many on each
     is_launch_per_op: bool = False  # on a GPU, for bench: a launch for each instruction of a step
     beside: tuple[Path, ...] = ()
     save_state: Path | None = None

@@ -28,9 +28,9 @@ from k3tool.runtime.cache import (
 from k3tool.runtime.copying import copies, weight_bytes
 from k3tool.runtime.fault_words import fault_error
 from k3tool.runtime.finite import require_finite
-from k3tool.runtime.gpu_device import builds_of, check_gpu_options, find_device
+from k3tool.runtime.gpu_device import builds_of, check_gpu_options, find_devices
 from k3tool.runtime.gpu_group import GpuGroup
-from k3tool.runtime.gpu_runtime import Device
+from k3tool.runtime.gpu_runtime import Devices
 from k3tool.runtime.image import Request, build_image, image_paths, start_bytes
 from k3tool.runtime.interpreter import check_leaves, load
 from k3tool.runtime.options import RunOptions, check_length, check_request, logits_shape
@@ -39,6 +39,7 @@ from k3tool.runtime.room import check_room
 from k3tool.runtime.slots import state_rows
 from k3tool.runtime.stop_ids import stop_ids
 from k3tool.runtime.weights import RankWeights
+from k3tool.tables import count_text
 from k3tool.targets import get_target
 
 Say = Callable[[str], None]
@@ -54,7 +55,7 @@ class Job:
     weights: Weights
     launch: Launch
     request: Request | None
-    device: Device | None = None
+    device: Devices | None = None
 
     @property
     def cache(self) -> str | None:
@@ -83,7 +84,7 @@ class Job:
 
 
 def prepare(
-    options: RunOptions, say: Say, note: Say, device: Device | None = None, *,
+    options: RunOptions, say: Say, note: Say, device: Devices | None = None, *,
     is_engine: bool = False, logits_rows: int = 0,
 ) -> Job:  # fmt: skip
     """Settle a run, or an engine that keeps `logits_rows` rows of logits, at most one a slot.
@@ -95,6 +96,9 @@ def prepare(
     """
     device = _device(options, device, say)
     source = open_source(options)
+    if source.tp % options.devices:
+        need = f"a divisor of {count_text(source.tp, 'rank')}: as many on each"
+        raise UsageError("--devices", got=options.devices, need=need)
     check_request(options, source.config, has_ids=not is_engine)
     if source.checkpoint is not None:
         require_whole(source.checkpoint)
@@ -148,16 +152,18 @@ def running(job: Job, say: Say) -> Iterator[RankGroup | GpuGroup]:
         yield group
 
 
-def _device(options: RunOptions, device: Device | None, say: Say) -> Device | None:
+def _device(options: RunOptions, device: Devices | None, say: Say) -> Devices | None:
     """Return a GPU target's device, None on the CPU; refuse what is not here before anything is
     read.
     """
     if get_target(options.target).family == "cpu":
+        if options.devices != 1:
+            raise UsageError("--devices", got=options.devices, need="1, or a GPU's --target")
         return None
     for line in builds_of(options.target):
         say(line)
     check_gpu_options(options)
-    return device or find_device(options.target)
+    return device or find_devices(options.target, options.devices)
 
 
 def _interpreter(options: RunOptions) -> Path:

@@ -17,7 +17,7 @@ from k3tool.artifact import InputRef, canonical_json
 from k3tool.runtime import records
 from k3tool.runtime.engine import SlotState
 from k3tool.runtime.expert_trace import TraceFile
-from k3tool.runtime.gpu_runtime import Device
+from k3tool.runtime.gpu_runtime import Devices
 from k3tool.runtime.options import RunOptions
 from k3tool.runtime.prepare import Job, prepare, running
 from k3tool.runtime.ranks import RankGroup
@@ -91,7 +91,7 @@ def run_model(
     on_event: OnEvent | None = None,
     say: Say | None = None,
     note: Say | None = None,
-    device: Device | None = None,
+    device: Devices | None = None,
     follow: Follow | None = None,
 ) -> RunResult:
     """Run a model and return its tokens; `on_event` gets `start`, `token` and `end` as they come.

@@ -52,6 +52,12 @@ class EmulatedDevice:
     launched: list[tuple[int, int]] = field(default_factory=list)  # (kernel, stream)
     built: list[tuple[tuple[str, ...], tuple[str, ...]]] = field(default_factory=list)
 
+    def members(self) -> tuple[EmulatedDevice, ...]:
+        return (self,)
+
+    def member(self, rank: int, n_ranks: int) -> EmulatedDevice:
+        return self
+
     def free_bytes(self) -> int:
         return self.total_bytes - sum(len(piece[1]) for piece in self.pieces)
 
@@ -68,6 +74,17 @@ class EmulatedDevice:
     def _require(self, address: int, n_bytes: int) -> None:
         inside = any(at <= address and address + n_bytes <= at + len(m) for at, m in self.pieces)
         assert inside, f"{n_bytes} bytes at {address:#x} are not the device's"
+
+    def _require_peers(self, launch: Any) -> None:
+        """Refuse what a device's own memory unit would: a peer that was not made accessible."""
+        own = int(launch["rank"])
+        peers = [
+            int(launch["gates"]) + (rank - own) * int(launch["peer_stride"])
+            for rank in range(int(launch["n_ranks"]))
+        ]
+        for address in (*peers, int(launch["abort_word"])):
+            if not any(at <= address < at + len(memory) for at, memory in self.pieces):
+                raise UnsoundError(self.name, got="an illegal address", need="access to its peers")
 
     def upload(self, address: int, data: Any) -> None:
         host = np.frombuffer(data, np.uint8)
@@ -105,9 +122,11 @@ class EmulatedDevice:
         library, which = kernel
         first, second = (*arguments, 0)[:2]
         n = n_blocks - (self.blocks_less if which == 0 else 0)
-        if self.spoil is not None and which == 0:
-            found = np.frombuffer(self.download(first, LAUNCH_DTYPE.itemsize), LAUNCH_DTYPE)
-            self.spoil(self, found[0])
+        if which == 0:
+            found = np.frombuffer(self.download(first, LAUNCH_DTYPE.itemsize), LAUNCH_DTYPE)[0]
+            self._require_peers(found)
+            if self.spoil is not None:
+                self.spoil(self, found)
         words = (ctypes.c_uint32(word) for word in (stream, which, n, self.n_domains))
         failed = library.k3_device_launch(*words, ctypes.c_void_p(first), ctypes.c_void_p(second))
         self.launched.append((which, stream))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -27,25 +27,46 @@ class FakeError(RuntimeError):
 
 
 class FakeModule:
-    device: EmulatedDevice
+    """A module of the device that is current when it is loaded."""
+
+    here: Callable[[], tuple[int, EmulatedDevice]]
 
     def load(self, cubin: bytes) -> None:
         if cubin[:4] != b"\x7fELF":
             raise FakeError(200, "CUDA_ERROR_INVALID_IMAGE: device kernel image is invalid\nmore")
-        self.code = cubin
+        self.code, (self.ordinal, device) = cubin, self.here()
+        self.device = device
 
     def get_function(self, name: str) -> Any:
         self.device.load(self.code, name)
-        return SimpleNamespace(ptr=(self.code, NAMES.index(name)))
+        return SimpleNamespace(ptr=(self.code, NAMES.index(name), self.ordinal))
 
 
-def fake_cupy(device: EmulatedDevice, is_hip: bool = False, **changed: Any) -> Any:
-    """Return a module in CuPy's place; `changed` replaces calls of its runtime."""
-    streams: dict[int, int] = {}
+def fake_cupy(*devices: EmulatedDevice, is_hip: bool = False, **changed: Any) -> Any:
+    """Return a module in CuPy's place; `changed` replaces calls of its runtime.
+
+    Calls mean the device that setDevice has named last; streams and modules belong to theirs.
+    """
+    current = [0]
+    streams: dict[int, tuple[int, int]] = {}  # handle -> device, and number there
+
+    def here() -> EmulatedDevice:
+        return devices[current[0]]
+
+    def set_device(ordinal: int) -> None:
+        assert 0 <= ordinal < len(devices)
+        current[0] = ordinal
+
+    def number(stream: int) -> int:
+        """A stream of the current device: any other is an invalid handle to the driver."""
+        ordinal, found = streams[stream]
+        assert ordinal == current[0], "a stream of another device than the current one"
+        return found
 
     def stream_create(flags: int) -> int:
         assert flags == 1
-        streams[0x1000 + 8 * len(streams)] = len(streams)
+        own = sum(ordinal == current[0] for ordinal, _ in streams.values())
+        streams[0x1000 + 8 * len(streams)] = current[0], own
         return max(streams)
 
     captured: dict[int, list[Launched]] = {}  # by stream, while it captures
@@ -63,7 +84,7 @@ def fake_cupy(device: EmulatedDevice, is_hip: bool = False, **changed: Any) -> A
         launch(function, *shape)
 
     def begin_capture(stream: int, mode: int = 2) -> None:
-        assert stream in streams
+        number(stream)
         captured[stream] = []
 
     def end_capture(stream: int) -> int:
@@ -75,54 +96,57 @@ def fake_cupy(device: EmulatedDevice, is_hip: bool = False, **changed: Any) -> A
         return handle
 
     def graph_launch(graph: int, stream: int) -> None:
-        assert stream in streams
-        device.replay(device.capture(graphs[graph]))
+        number(stream)
+        here().replay(here().capture(graphs[graph]))
 
     def launch(function: Any, *shape: Any) -> None:
         *grid, stream, params = shape[:9]
         n_blocks, lanes = grid[0], grid[3]
         assert grid == [n_blocks, 1, 1, lanes, 1, 1, 0]
-        code, which = function
+        code, which, ordinal = function
+        assert ordinal == current[0], "a function of another device than the current one"
         n = 1 if NAMES[which] == "k3_interp" else 2
         places = (ctypes.c_void_p * n).from_address(params)
         values = [ctypes.c_uint64.from_address(place or 0).value for place in places]
-        kernel = device.load(code, NAMES[which])
+        kernel = here().load(code, NAMES[which])
         if stream in captured:
             captured[stream].append(Launched(kernel, n_blocks, lanes, tuple(values)))
             return
-        device.launch(kernel, n_blocks, lanes, values, streams[stream])
+        here().launch(kernel, n_blocks, lanes, values, number(stream))
 
     def copy(to: int, start: int, n_bytes: int, kind: int, stream: int) -> None:
-        assert stream in streams
+        number(stream)
         for address in {1: [to], 2: [start], 3: [to, start]}[kind]:
-            device._require(address, n_bytes)
+            here()._require(address, n_bytes)
         ctypes.memmove(to, start, n_bytes)
 
     def free(address: int) -> None:
-        assert address in {at for at, _ in device.pieces}
-        device.freed.append(address)
+        assert address in {at for at, _ in here().pieces}
+        here().freed.append(address)
 
-    properties = {"name": b"fake H200", "major": 9, "minor": 0, "gcnArchName": b"gfx942:sramecc+",
-                  "multiProcessorCount": device.n_units}  # fmt: skip
+    def properties(ordinal: int) -> dict[str, Any]:
+        return {"name": b"fake H200", "major": 9, "minor": 0, "gcnArchName": b"gfx942:sramecc+",
+                "multiProcessorCount": devices[ordinal].n_units}  # fmt: skip
+
     runtime = {
         "is_hip": is_hip, "CUDARuntimeError": FakeError, "streamNonBlocking": 1,
         "memcpyHostToDevice": 1, "memcpyDeviceToHost": 2, "memcpyDeviceToDevice": 3,
         "streamBeginCapture": begin_capture, "streamEndCapture": end_capture,
         "graphInstantiate": lambda graph: new_graph(graphs[graph]), "graphLaunch": graph_launch,
         "graphDestroy": graphs.pop, "graphExecDestroy": graphs.pop,
-        "setDevice": lambda number: None, "getDeviceProperties": lambda number: properties,
+        "setDevice": set_device, "getDeviceProperties": properties,
         "streamCreateWithFlags": stream_create, "streamSynchronize": lambda stream: None,
-        "streamQuery": lambda stream: 0 if device.is_idle() else 600,
+        "streamQuery": lambda stream: 0 if here().is_idle() else 600,
         "streamDestroy": lambda stream: None, "driverGetVersion": lambda: 13020,
-        "memGetInfo": lambda: (device.free_bytes(), device.total_bytes),
-        "malloc": device.alloc, "free": free, "memcpyAsync": copy,
+        "memGetInfo": lambda: (here().free_bytes(), here().total_bytes),
+        "malloc": lambda n_bytes: here().alloc(n_bytes), "free": free, "memcpyAsync": copy,
         "memsetAsync": lambda at, value, n_bytes, stream: ctypes.memset(at, value, n_bytes),
     }  # fmt: skip
     driver = SimpleNamespace(
         CUDADriverError=FakeError, launchCooperativeKernel=cooperative, launchKernel=plain,
         occupancyMaxActiveBlocksPerMultiprocessor=lambda function, lanes, shared: 1,
     )  # fmt: skip
-    module = type("Module", (FakeModule,), {"device": device})
+    module = type("Module", (FakeModule,), {"here": staticmethod(lambda: (current[0], here()))})
     cuda = SimpleNamespace(
         runtime=SimpleNamespace(**runtime | changed), driver=driver,
         function=SimpleNamespace(Module=module),

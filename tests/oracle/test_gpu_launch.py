@@ -73,7 +73,7 @@ def on_device(
 
     def run(*words: object, **damage: Any) -> tuple[Any, EmulatedDevice]:
         device = EmulatedDevice(device_code("cuda"), **damage)
-        monkeypatch.setattr("k3tool.runtime.prepare.find_device", lambda target: device)
+        monkeypatch.setattr("k3tool.runtime.prepare.find_devices", lambda target, n: device)
         return k3tool("run", *words, "--target", CUDA, "--workgroups", 4, "--chunk", 3), device
 
     return run
