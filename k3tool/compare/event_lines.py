@@ -176,6 +176,7 @@ class LineReader:
         found = [name for name in (*ONE_ID, *MANY_IDS) if name in value]
         if not found:
             raise self._refusal(f"keys {listed(value)}", _NEED_IDS)
+        found = [name for name in found if not _is_text(value[name])] or found[:1]
         if any(value[name] != value[found[0]] for name in found):
             raise self._refusal(f"{listed(found)}, which differ", _NEED_IDS)
         return found[0]
@@ -294,6 +295,12 @@ class LineReader:
 
     def _refusal(self, got: str, need: str) -> ArtifactError:
         return ArtifactError(f"{self.path}: line {self._line}", got=got, need=need)
+
+
+def _is_text(value: object) -> bool:
+    """Return whether a value is words: beside an id, engines write a token's text or a name so."""
+    texts = value if isinstance(value, list) else [value]
+    return bool(texts) and all(isinstance(each, str) for each in texts)
 
 
 def _summary(ids: Columns | list[int]) -> tuple[int, bytes]:

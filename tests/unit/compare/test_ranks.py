@@ -98,6 +98,16 @@ def test_files_of_nothing_but_space_are_empty(tmp_path: Path, text: str) -> None
     assert "no token" in details(verdict([path, path]))
 
 
+def test_words_beside_ids_are_no_ids(tmp_path: Path) -> None:
+    plain = FORMS["spaces"](tmp_path / "a", IDS)
+    for values in (
+        [{"id": "cmpl-1", "token": "x", "token_id": each} for each in IDS],
+        [{"token": "x", "id": each} for each in IDS],
+        [{"tokens": ["x"] * len(IDS), "token_ids": IDS}],
+    ):
+        assert verdict([plain, lines(tmp_path / "b", values)]).verdict == "identical"
+
+
 # -- near ties -----------------------------------------------------------------------------------
 
 
@@ -349,6 +359,8 @@ def test_a_request_that_was_cut_short_or_lists_other_ids_is_no_pass(tmp_path: Pa
         (b'{"id": 4294967296}', "line 1: got id 4294967296"),
         (b'{"text": "a"}', "line 1: got keys text, need one of token_id, token, id, or"),
         (b'{"id": 5, "token_id": 6}', "got token_id, id, which differ"),
+        (b'{"token": "5"}', 'line 1: got token "5", need a token id'),
+        (b'{"tokens": ["a"]}', 'line 1: got tokens[0] "a", need a token id'),
         (b'{"ids": 5}', "got ids: a JSON number, need a list of ids"),
         (b'[5, "6"]', 'got ids[1] "6", need a token id'),
         (b'{"ids": [5], "step": 0}', "got a step beside a list"),
