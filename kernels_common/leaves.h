@@ -42,6 +42,9 @@
  *     k3_cols_dot_f32, k3_cols_dot_bf16
  *   Y[h * ldy + j] for j < cols, h < n_mix: acc = fma(E[h * lde + i], rows[i * ld + j], acc) over i < n in order, from +0
  *     k3_mix_rows_f32
+ *   kda_step.h's step of one token and head, S [D][D]; returns 0, with nothing done, where D is no number for it. Only where
+ *   the dialect has it: elsewhere, and for such D, the body's own text is what it equals.
+ *     k3_delta_f32
  *   scalars
  *     k3_dot_f32, k3_sum_f32   rule 3 at any length (a matrix row, an attention score, a softmax page)
  *     k3_axis_dot              rule 6: one rule-3 dot up to 512 elements, else 8 equal blocks and the tree
@@ -111,6 +114,11 @@ K3_FN void k3_mix_rows_f32(const K3Ctx *c, const float *rows, uint64_t ld, uint3
         }
     }
 }
+#endif
+
+#ifdef K3_DELTA_LEAF
+K3_LEAF int k3_delta_f32(const K3Ctx *c, float *S, uint32_t D, const float *q, const float *k, const float *v, const float *decay,
+                         float beta, int first, float *y);
 #endif
 
 #ifdef K3_SOON_LEAF /* a hint: behind the rows of the next MXFP4 leaf, one token's, w and s are read; changes no value */

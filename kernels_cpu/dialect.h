@@ -19,6 +19,7 @@
 #endif
 #if defined(K3_LEAVES_AVX2) || defined(K3_LEAVES_AVX512) || defined(K3_LEAVES_AVX512_BF16)
 #define K3_TOKENS_LEAF 1 /* tiles_mxfp4.h */
+#define K3_DELTA_LEAF 1  /* tiles_delta.h */
 #endif
 #if defined(K3_LEAVES_AVX512) || defined(K3_LEAVES_AVX512_BF16)
 #define K3_SOON_LEAF 1 /* tiles_mxfp4_one.h */

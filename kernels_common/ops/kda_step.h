@@ -23,6 +23,12 @@ K3_FN void k3_delta_step(K3Ctx *c, const K3Delta *d, float *S, float *work, floa
     float *K3_RESTRICT predicted = work;
     float *K3_RESTRICT update = work + D;
     uint32_t i;
+#ifdef K3_DELTA_LEAF
+    if (k3_delta_f32(c, S, D, d->q, d->k, d->v, d->decay, d->beta, first, y)) {
+        k3_round_columns(c, y, D, 0u, D, 1u, d->round);
+        return;
+    }
+#endif
     for (i = 0; i < D; i++) {
         float *K3_RESTRICT row = S + (uint64_t)i * D;
         const float a = d->decay[i];

@@ -13,6 +13,7 @@
 #include "tiles_tokens.h"
 
 #include "tiles_columns.h"
+#include "tiles_delta.h"
 #include "tiles_mix.h"
 #include "tiles_scores.h"
 #include "tiles_mxfp4.h"
@@ -34,6 +35,7 @@
 #include "tiles_tokens.h"
 
 #include "tiles_columns.h"
+#include "tiles_delta.h"
 #include "tiles_mix.h"
 #include "tiles_scores.h"
 #include "tiles_mxfp4.h"
