@@ -12,7 +12,7 @@ import numpy as np
 from k3tool.errors import UsageError, listed
 from k3tool.model.config import K3Config
 from k3tool.runtime.engine import Engine, StepResult, StepToken
-from k3tool.runtime.gpu_runtime import Device
+from k3tool.runtime.gpu_runtime import Device, Devices
 from k3tool.runtime.options import RunOptions
 from k3tool.runtime.prepare import prepare, running
 from k3tool.runtime.run import RunResult, run_model
@@ -92,11 +92,11 @@ def options_of(asked: Asked, case: Case) -> RunOptions:
     return RunOptions(case.model, PROMPT, asked.gen, cache=asked.cache, **fixed | case.given)
 
 
-def run_case(asked: Asked, case: Case, device: Device) -> tuple[Row, str]:
+def run_case(asked: Asked, case: Case, device: Devices) -> tuple[Row, str]:
     """Run a case on both and return it, and where they differ. Raises: as a run."""
     options = options_of(asked, case)
     on_device = run_model(replace(options, target=asked.target), device=device)
-    row = Row(case, on_device, run_model(options))
+    row = Row(case, on_device, run_model(replace(options, devices=1)))
     return row, difference(row.device, row.cpu)
 
 

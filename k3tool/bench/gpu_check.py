@@ -1,7 +1,7 @@
 """`make gpu`: what only a device can show, against the CPU's bits, and a page that says what ran.
 
 Without a device it prints NOT RUN, writes nothing and ends with 5. A part that there was no time
-for is NOT RUN by name, and so is what has not been written.
+for is NOT RUN by name, and so is what needs a second device.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from k3tool.bench import gpu_parts
 from k3tool.bench.gpu_bits import (
     PROMPT,
     Asked,
+    Case,
     Row,
     batches,
     cases,
@@ -35,8 +36,8 @@ from k3tool.errors import K3Error, TargetError
 from k3tool.revision import tool_version
 from k3tool.runtime.build import ROOT
 from k3tool.runtime.cache import open_source, program
-from k3tool.runtime.gpu_device import builds_of, find_device
-from k3tool.runtime.gpu_runtime import Device
+from k3tool.runtime.gpu_device import builds_of, find_device, find_devices
+from k3tool.runtime.gpu_runtime import Device, Devices
 from k3tool.runtime.gpu_source import builds, program_ops
 from k3tool.runtime.options import RunOptions
 from k3tool.runtime.run import run_model
@@ -49,8 +50,9 @@ SANITIZERS = ("memcheck", "racecheck")
 SECONDS = 290.0
 _SANITIZED_SECONDS = 600.0  # a step is some hundred times longer there
 _LEAST_SECONDS = 10.0  # nothing is begun with less
-NOT_WRITTEN = (("ranks on several devices", "not written: a run has one"),)
+APART = "bits of two ranks on two devices"
 Open = Callable[[str], Device]
+OpenSeveral = Callable[[str, int], Devices]
 Print = Callable[[str], None]
 
 
@@ -74,7 +76,11 @@ class Clock:
 
 
 def check(
-    asked: Asked, open_device: Open, say: Print, clock: Clock | None = None
+    asked: Asked,
+    open_device: Open,
+    say: Print,
+    clock: Clock | None = None,
+    open_several: OpenSeveral = find_devices,
 ) -> tuple[list[Check], list[Row]]:
     """Run every case on a device and on the CPU. Raises: TargetError where no device is."""
     checks: list[Check] = []
@@ -109,11 +115,31 @@ def check(
             return run_batch(asked, case, open_device(asked.target))
 
         judged(case.name, run_several, f"{asked.gen} tokens of each sequence and every logit")
+    found = _apart(asked, open_several, clock)
+    checks.append(found)
+    say(f"{found.status} {found.name}: {found.detail}")
     if asked.large is None:
         checks.append(
             not_run("bits of k3-slice", "no --large: k3tool sample DIR --preset k3-slice")
         )
     return checks, rows
+
+
+def _apart(asked: Asked, open_several: OpenSeveral, clock: Clock) -> Check:
+    """Compare two ranks on two devices; NOT RUN where there are no two that reach each other."""
+    late = clock.lacks()
+    if late:
+        return not_run(APART, late)
+    try:
+        devices = open_several(asked.target, 2)
+    except TargetError as error:
+        return not_run(APART, error.text().replace("\n", "; "))
+    try:
+        _, found = run_case(asked, Case(asked.models[-1], {"tp": 2, "devices": 2}), devices)
+    except K3Error as error:
+        return failed(APART, error.text().replace("\n", "; "))
+    detail = f"{asked.gen} tokens of {asked.models[-1].name} and every logit"
+    return failed(APART, found) if found else passed(APART, detail)
 
 
 def _compile(asked: Asked, device: Device) -> None:
@@ -257,7 +283,10 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
     return parser.parse_args(arguments)
 
 
-def main(arguments: Sequence[str], open_device: Open = find_device, **small: Any) -> int:
+def main(
+    arguments: Sequence[str], open_device: Open = find_device,
+    open_several: OpenSeveral = find_devices, **small: Any,
+) -> int:  # fmt: skip
     """Run the command line and return its exit code; `small` changes what a test asks for."""
     given = _parse(arguments)
     models = tuple(ROOT / "tests" / "data" / "oracle" / name for name in ORACLES)
@@ -277,13 +306,12 @@ def main(arguments: Sequence[str], open_device: Open = find_device, **small: Any
             words = f"{device.name} ({device.arch}, {device.n_units} units, {device.driver})"
             asked = replace(asked, units=device.n_units)
             device.close()
-            checks, rows = check(asked, open_device, say, clock)
+            checks, rows = check(asked, open_device, say, clock, open_several)
             measured = ["", "Nothing was measured."]
             if is_sound(checks, strict=False):  # numbers of what is wrong are none
                 found, measured = measure(gpu_parts.parts(asked, open_device, sizes), clock, say)
                 checks += found
             checks += [sanitize(asked, tool, clock) for tool in SANITIZERS]
-            checks += [not_run(name, reason) for name, reason in NOT_WRITTEN]
         except TargetError as error:
             print(f"NOT RUN: {error.text('gpu')}")
             return error.exit_code

@@ -15,7 +15,7 @@ import pytest
 
 from k3tool.bench import gpu_bits, gpu_check, gpu_parts, gpu_tokens
 from k3tool.bench.gpu_bits import Asked, Case, cases, difference
-from k3tool.bench.gpu_check import NOT_WRITTEN, Clock, main
+from k3tool.bench.gpu_check import APART, Clock, main
 from k3tool.bench.gpu_measures import Product, Sizes
 from k3tool.bench.gpu_parts import Scope
 from k3tool.errors import TargetError
@@ -23,6 +23,7 @@ from k3tool.runtime.engine import StepResult
 from k3tool.runtime.options import RunOptions
 from tests.kernels.emulated_device import EmulatedDevice
 from tests.runtime.test_gpu_group import group_of, program_of, unknown_opcode
+from tests.runtime.test_gpu_peers import several
 
 CUDA = "cuda:sm_90a"
 MODELS = {name: gpu_check.ROOT / "tests/data/oracle" / name for name in gpu_check.ORACLES}
@@ -79,7 +80,11 @@ def small(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> dict[str, Any]:
     monkeypatch.setattr("shutil.which", lambda name: None)
     monkeypatch.setattr(gpu_bits, "PROMPT", (1,))
     monkeypatch.setattr(gpu_parts, "PROMPT", (1,))
-    sizes = {"gen": 1, "workgroups": 1, "batch": 2, "sizes": SMALL}
+
+    def one_alone(target: str, n: int) -> Any:
+        raise TargetError("--devices", got=n, need="at most 1, which are here")
+
+    sizes = {"gen": 1, "workgroups": 1, "batch": 2, "sizes": SMALL, "open_several": one_alone}
     return sizes | {"models": (MODELS["tiny13"],)}
 
 
@@ -98,8 +103,7 @@ def test_a_page_of_a_device(
     assert "emulated blocks (sm_90, 32 units, no driver)" in page
     assert "| bits of tiny13, tp 1 workgroups 1 | PASS | 1 tokens and every logit |" in page
     assert "| bits of tiny13, tp 1 batch 2 | PASS | 1 tokens of each sequence and every" in page
-    for name, _ in NOT_WRITTEN:
-        assert f"| {name} | NOT RUN |" in page
+    assert f"| {APART} | NOT RUN | --devices: got 2" in page
     assert "| compute-sanitizer memcheck | NOT RUN | no compute-sanitizer |" in page
     for part in ("hand-off", "products", "tokens a second", "several sequences",
                  "anatomy of a token"):  # fmt: skip
@@ -114,7 +118,7 @@ def test_a_page_of_a_device(
         r"\* tiny13, 2 in a step: \S+ tokens/s", r"\* protocol: .*%", r"\* idle: .*%",
     ):  # fmt: skip
         assert re.search(line, page), line
-    assert f"7 PASS, 0 FAIL, {len(NOT_WRITTEN) + 3} NOT RUN" in capsys.readouterr().out
+    assert "7 PASS, 0 FAIL, 4 NOT RUN" in capsys.readouterr().out
 
 
 def test_a_page_of_a_device_that_computes_wrongly(
@@ -146,6 +150,19 @@ def test_what_there_is_no_time_for_is_not_run(
     checks, lines = gpu_check.measure([part], Clock(15), print)
     assert (checks[0].status, checks[0].detail) == ("NOT RUN", "15 s were left of 15 s")
     assert lines == []
+
+
+def test_two_ranks_on_two_devices(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, device_code: Any
+) -> None:
+    devices, driver = several(device_code, 2)
+    monkeypatch.setattr(gpu_bits, "PROMPT", (1,))
+    asked = Asked(CUDA, (MODELS["tiny_tp8"],), None, tmp_path, gen=1, workgroups=1)
+    found = gpu_check._apart(asked, lambda target, n: devices, Clock(1000))
+    assert (found.status, found.detail) == ("PASS", "1 tokens of tiny_tp8 and every logit")
+    assert all(device.launched for device in driver.devices)
+    late = gpu_check._apart(asked, lambda target, n: devices, Clock(0))
+    assert late.status == "NOT RUN"
 
 
 def test_sequences_that_differ_are_placed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
