@@ -19,6 +19,7 @@ from k3tool.checkpoint.reader import Checkpoint
 from k3tool.errors import UnsoundError
 from k3tool.runtime.options import RunOptions
 from k3tool.runtime.run import RunResult, run_model
+from k3tool.runtime.sampling import Sampler
 from tests.kernels.emulated_device import EmulatedDevice
 
 CUDA = "cuda:sm_90a"
@@ -63,6 +64,18 @@ def test_a_device_gives_the_bits_of_the_cpu(
     assert found.leaves == device.name
     done = k3tool("verify", "ranks", *files)
     assert done.code == 0, done.out
+
+
+def test_a_seed_draws_the_same_tokens_on_a_device(
+    engine: Callable[..., RunResult], device_code: Callable[[str], bytes]
+) -> None:
+    device = EmulatedDevice(device_code("cuda"))
+    drawn = Sampler(temperature=2.0, top_p=0.99, seed=11)
+    fixed = {"gen": 2, "workgroups": 4, "chunk": 3, "logits": False}
+    on = {"interpreter": None, "target": CUDA, "device": device}
+    found = engine("tiny13", (5, 9, 2), sampler=drawn, **on, **fixed)
+    assert found.tokens == engine("tiny13", (5, 9, 2), sampler=drawn, **fixed).tokens
+    assert found.tokens != engine("tiny13", (5, 9, 2), **fixed).tokens
 
 
 @pytest.fixture
