@@ -216,7 +216,7 @@ def check_fixed(options: RunOptions, params: Mapping[str, Any], epsilons: object
     stated = {
         "tp": (options.tp, params["tp"]),
         "workgroups": (options.workgroups, params["workgroups"]),
-        "batch": (options.batch, params["batch"]),
+        "slots": (options.batch, params["batch"]),
         "without": (sorted(set(options.without)) or None, params["rules_off"]),
         "eps": (epsilons if options.eps else None, params["eps"]),
     }
