@@ -177,7 +177,8 @@ def _generate(
     if goes_on and answer.show is None and not has_tokenizer(options.source):
         note("token ids are printed: the model's folder has no tokenizer")
         is_text = False
-    reply = answer.reply(prompt, options, needs_text=is_text, wants_text=as_json, note=note)
+    later: list[str] = []  # behind what refuses the run: that comes alone
+    reply = answer.reply(prompt, options, needs_text=is_text, wants_text=as_json, note=later.append)
     follower = Follower(reply, is_chat=prompt.channel is not None)
     show: Show = stream_json if as_json else TextStream() if is_text else stream_ids
     if answer.quiet:
@@ -190,7 +191,8 @@ def _generate(
 
     def on_event(event: Event) -> None:
         if event["event"] == "start":
-            note(origin(event))
+            for line in (*later, origin(event)):
+                note(line)
         stream(follower.with_text(event))
 
     options = replace(options, ids=prompt.ids)
