@@ -57,13 +57,15 @@ def compile_plan(
     inputs: Sequence[InputRef] = (),
     checkpoint_identity: str = "",
     stamp: Mapping[str, str] | None = None,
+    graph: Graph | None = None,
 ) -> Plan:
     """Compile a model for one target and TP degree.
 
     `inputs` and `checkpoint_identity` say what the config came with; a plan made from a config
     alone has neither. `phases` are those to compile. `ctx` is rounded up to whole pages where the
     model's limit allows it. `numerics` is what activations are between ops. `stamp` holds the
-    proved theorems' hashes, by default this build's.
+    proved theorems' hashes, by default this build's. `graph` is another than the whole model's, for
+    these options: one layer of it.
     Raises: UsageError naming an option that does not fit the model; ArtifactError naming a rule
     that has no proved theorem.
     """
@@ -74,7 +76,7 @@ def compile_plan(
     _check_options(config, options)
     rules = rules_without(options.without)
     theorems = require_theorems(rules, read_stamp() if stamp is None else stamp)
-    built = build_graph(config, tp, numerics, options.pages)
+    built = graph or build_graph(config, tp, numerics, options.pages)
     saturated = saturate(built, rules)
     tokens = {"decode": batch, "prefill": chunk}
     costs = Costs.of(get_target(target), workgroups)

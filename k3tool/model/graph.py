@@ -7,7 +7,7 @@ the products. Shards side by side are nodes at every TP degree, 1 included. The 
 spec's sections C.1 to C.5; state is updated in place and is an input.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from k3tool.isa.table import PAGE_TOKENS, Op
 from k3tool.model.config import K3Config
@@ -22,8 +22,15 @@ _LEAF_DTYPES = {"BF16": "bf16", "F32": "f32", "U8": "mxfp4"}
 
 def weight_table(config: K3Config, tp: int = 1) -> dict[str, WeightLeaf]:
     """Return every weight leaf of a model, in table order, with its part on a rank of `tp`."""
-    leaves = {}
-    for layer in (None, *config.layers):
+    return _leaves(config, (None, *config.layers), tp)
+
+
+def _leaves(
+    config: K3Config, layers: Sequence[int | None], tp: int
+) -> dict[str, WeightLeaf]:  # fmt: skip
+    """Return the weight leaves of some layers; None stands for what belongs to no layer."""
+    leaves: dict[str, WeightLeaf] = {}
+    for layer in layers:
         for row in TABLE:
             if (row.where is Where.GLOBAL) != (layer is None):
                 continue
@@ -56,6 +63,40 @@ def build_graph(config: K3Config, tp: int = 1, mode: str = "f32", pages: int = 1
     """
     assert mode in MODES, mode
     return _Builder(config, weight_table(config, tp), int(mode == "bf16"), pages).build()
+
+
+PROBE_PREFIX, PROBE_HEAD = "probe.prefix", "probe.head"  # leaves that no checkpoint has
+
+
+def probe_block(index: int) -> str:
+    """Return the leaf that gives a finished block of a layer alone."""
+    return f"probe.block.{index}"
+
+
+def build_layer_graph(
+    config: K3Config, layer: int, rows: int, tp: int = 1, mode: str = "f32", pages: int = 1
+) -> Graph:
+    """Return the graph of one layer alone, for a comparison of its ops with their meaning.
+
+    What comes into it are rows of tables that the caller makes, one for each token id below `rows`:
+    the residual prefix, and every block that is finished by then. A head of `rows` rows makes what
+    comes out a choice, because a program ends in one. Raises: as build_graph.
+    """
+    assert mode in MODES, mode
+    tables = [PROBE_PREFIX, *map(probe_block, range(blocks_before(config, layer)))]
+    shape = (rows, config.hidden_size)
+    leaves = _leaves(config, (layer,), tp)
+    for table in tables:
+        leaves[table] = WeightLeaf(table, "bf16", shape, shape, "replicate", table)
+    part = (rows // tp, config.hidden_size)
+    head = f"{PROBE_HEAD}.weight"
+    leaves[head] = WeightLeaf(head, "bf16", shape, part, "rows", head)
+    return _Builder(config, leaves, int(mode == "bf16"), pages).build_layer(layer, tables)
+
+
+def blocks_before(config: K3Config, layer: int) -> int:
+    """Return how many AttnRes blocks are finished when a layer begins."""
+    return sum(config.opens_block(before) for before in range(layer))
 
 
 def weight_leaves(config: K3Config) -> set[str]:
@@ -151,6 +192,18 @@ class _Builder:
         h = self.mix(prefix, blocks, n_blocks, leaf, f"{leaf}_norm", "output_mix")
         h = self.norm(h, "norm", "norm", "output_norm")
         logits = self.exact_linear(h, "lm_head", "logits", head_only=1)
+        logits = add(Op.ALL_GATHER, "all_logits", [logits])
+        self.graph.outputs = [add(Op.ARGMAX_ALL, "token", [logits])]
+        return self.graph
+
+    def build_layer(self, layer: int, tables: Sequence[str]) -> Graph:
+        add = self.graph.add
+        prefix, *finished = (add(Op.EMBED_BF16, f"{t}.rows", [self.weight(t)]) for t in tables)
+        blocks = self.graph.leaf(Leaf.BLOCKS, "blocks", self.config.hidden_size)
+        for index, value in enumerate(finished):
+            blocks = add(Op.BLOCK_PUSH, f"blocks.{index}", [value, blocks], index=index)
+        prefix, _, _ = self.layer(layer, prefix, blocks, len(finished))
+        logits = self.exact_linear(prefix, PROBE_HEAD, "logits", head_only=1)
         logits = add(Op.ALL_GATHER, "all_logits", [logits])
         self.graph.outputs = [add(Op.ARGMAX_ALL, "token", [logits])]
         return self.graph

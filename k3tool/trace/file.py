@@ -175,15 +175,11 @@ def _covered(
 
 def _values(recorder: Recorder, phase: str, index: int) -> Dataset:
     """Return a kept result's bits: (positions, all columns), with ranks between if partial."""
-    result = recorder.results[phase].results[index]
+    joined = recorder.kept_whole(phase, index)
+    if joined is not None:
+        return Dataset(joined, ("position", "column"), "f32 bits")
     ranks = recorder.kept_values(phase, index)
-    if result.place == "partial":
-        return Dataset(np.stack(ranks, axis=1), ("position", "rank", "column"), "f32 bits")
-    if result.place == "replicated":
-        return Dataset(ranks[0], ("position", "column"), "f32 bits")
-    runs = [rank.reshape(len(rank), result.n_runs, -1) for rank in ranks]
-    joined = np.concatenate(runs, axis=2).reshape(len(ranks[0]), -1)
-    return Dataset(joined, ("position", "column"), "f32 bits")
+    return Dataset(np.stack(ranks, axis=1), ("position", "rank", "column"), "f32 bits")
 
 
 # -- reading -----------------------------------------------------------------------------------

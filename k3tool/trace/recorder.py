@@ -198,6 +198,17 @@ class Recorder:
                 del rows
         return out
 
+    def kept_whole(self, phase: str, index: int) -> Array | None:
+        """Return a kept result's bits over all ranks, (positions, columns); None if partial."""
+        result = self.results[phase].results[index]
+        ranks = self.kept_values(phase, index)
+        if result.place == "partial" or not ranks:
+            return None
+        if result.place == "replicated":
+            return ranks[0]
+        runs = [rank.reshape(len(rank), result.n_runs, -1) for rank in ranks]
+        return np.concatenate(runs, axis=2).reshape(len(ranks[0]), -1)
+
     # -- the end ----------------------------------------------
 
     def close(self) -> None:

@@ -6,7 +6,7 @@ One file a subcommand. To add one: a file with `command` (click) and `run(option
 
 import click
 
-from stages.verify import coverage, logits, plan, ranks, trace
+from stages.verify import blocks, coverage, logits, plan, ranks, trace
 
 SUBCOMMANDS = (
     ranks.command,
@@ -14,12 +14,13 @@ SUBCOMMANDS = (
     plan.command,
     coverage.command,
     trace.command,
+    blocks.command,
 )
 
 
 @click.group("verify")
 def command() -> None:
-    """Compare token streams and logits, and check plans, weights and handlers.
+    """Compare token streams, logits, results and layers; check plans, weights and handlers.
 
     One line per check: PASS, FAIL or NOT RUN. Nothing compared is a failure.
 

@@ -17,6 +17,7 @@ from k3tool.runtime.build import ROOT, SOURCE_FOLDERS, build
 from k3tool.runtime.run import RunResult
 from k3tool.trace.compare import compare_traces
 from k3tool.trace.file import TraceFile
+from stages.verify import blocks
 from tests.conftest import SAMPLE_WIDE
 from tests.oracle.conftest import digest
 from tests.oracle.gate import distance
@@ -44,7 +45,7 @@ class Control(NamedTuple):
 
 
 EVEN_FIRST, LEFT_TO_RIGHT, RULE_6_OFF, BLOCKS_LEFT_TO_RIGHT, HALVING_FIRST = 1, 2, 3, 4, 5
-GATE_FIRST = 6
+GATE_FIRST, NO_SIGMOID = 6, 7  # the last is no mistake of the order of sums
 CONTROLS = {
     EVEN_FIRST: Control(
         "even before odd in a pair",
@@ -100,7 +101,9 @@ CONTROLS = {
         "the gated norm's weight times its gate first",
         "kernels_common/ops/kda_gated_norm.h",
         "y[j] = k3_rnd(((o[j] * inv) * norm[j]) * k3_sigmoid(gate[j]), round);",
-        "y[j] = k3_control(6) ? k3_rnd((o[j] * inv) * (norm[j] * k3_sigmoid(gate[j])), round) : "
+        # And, where control 7 is chosen, no sigmoid: no tolerance lets that through.
+        "y[j] = k3_control(7) ? k3_rnd(((o[j] * inv) * norm[j]) * gate[j], round) : k3_control(6) "
+        "? k3_rnd((o[j] * inv) * (norm[j] * k3_sigmoid(gate[j])), round) : "
         "k3_rnd(((o[j] * inv) * norm[j]) * k3_sigmoid(gate[j]), round);",
         "tiny_tp8",
         1,
@@ -200,3 +203,28 @@ def test_a_trace_names_the_op_that_is_wrong(
     assert first is not None
     assert (first.op, first.value, first.layer) == NAMED[number]
     assert (first.step, first.phase, first.first, first.last) == (0, "prefill", 0, 6)
+
+
+def test_blocks_fail_the_lines_of_a_wrong_body(
+    oracle: Callable[[str], Path], wrong_interpreter: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The mistakes of above pass its tolerances, as the logits; a wrong formula does not."""
+    asked = blocks.Options(
+        (oracle("tiny_tp8"),), (1,), interpreter=wrong_interpreter, leaves="scalar"
+    )
+    for number in (0, GATE_FIRST):
+        monkeypatch.setenv(VARIABLE, str(number))
+        assert blocks.run(asked).sound
+    monkeypatch.setenv(VARIABLE, str(NO_SIGMOID))
+    result = blocks.run(asked)
+    assert not result.sound
+    is_op = {check.name: check.name.split()[2] in ("prefill", "decode") for check in result.checks}
+    ops = [check for check in result.checks if is_op[check.name]]
+    assert {check.name for check in ops if check.status == "FAIL"} == {
+        "layer 1: prefill KDA_GATED_NORM self_attn.gated",
+        "layer 1: decode KDA_HEADS self_attn.gated",
+    }
+    points = {check.name: check.status for check in result.checks if not is_op[check.name]}
+    assert points["layer 1: input of the sub-layer attn_in"] == "PASS"
+    assert points["layer 1: input of the sub-layer mlp_in"] == "FAIL"
+    assert points["layer 1: attn_out"] == "FAIL"

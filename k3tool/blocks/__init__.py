@@ -1,0 +1,1 @@
+"""One layer at a time against its meaning: every op and every sub-layer, on real weights."""
