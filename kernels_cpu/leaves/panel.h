@@ -170,9 +170,13 @@ typedef struct {
 } k3p_soon;
 
 K3V_INLINE void k3p_fetch(k3p_soon *soon, uint32_t n) {
-    for (; n > 0u && soon->r < K3P_ROWS; n--) {
-        K3V_PREFETCH(soon->row + 64u * (uint64_t)soon->at);
-        if (++soon->at < soon->lines) continue;
+    while (n > 0u && soon->r < K3P_ROWS) {
+        const uint32_t left = soon->lines - soon->at, here = n < left ? n : left;
+        const uint8_t *p = soon->row + 64u * (uint64_t)soon->at;
+        for (uint32_t i = 0; i < here; i++) K3V_PREFETCH(p + 64u * (uint64_t)i);
+        n -= here;
+        soon->at += here;
+        if (here < left) return;
         if (soon->scale != NULL) K3V_PREFETCH(soon->scale);
         soon->at = 0;
         soon->r++;
