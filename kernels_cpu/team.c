@@ -41,7 +41,8 @@ static void *worker_main(void *argument) {
     for (;;) {
         for (w->idle = 0; __atomic_load_n(&team->go, __ATOMIC_ACQUIRE) == seen;) {
             w->idle++;
-            if (w->index >= team->n_threads) nanosleep(&(struct timespec){0, K3_IO_NAP_NS * K3_MOST_IO_NAPS}, NULL);
+            if (w->idle > K3_N_SHORT_NAPS) nanosleep(&(struct timespec){0, K3_LONG_NAP_NS}, NULL);
+            else if (w->index >= team->n_threads) nanosleep(&(struct timespec){0, K3_IO_NAP_NS * K3_MOST_IO_NAPS}, NULL);
             else if (w->idle <= team->n_pauses) __builtin_ia32_pause();
             else if (w->idle <= team->n_pauses + K3_N_YIELDS) sched_yield();
             else nanosleep(&(struct timespec){0, K3_SLEEP_NS}, NULL);

@@ -9,6 +9,8 @@
 #define K3_SLEEP_NS 30000  /* long enough to free a core, short against a token */
 #define K3_IO_NAP_NS 20000 /* of a worker that reads, the first time; longer the longer nothing comes */
 #define K3_MOST_IO_NAPS 10
+#define K3_N_SHORT_NAPS 2000u /* before a step: then nobody has asked for one in some 50 ms, as in an engine that waits for requests */
+#define K3_LONG_NAP_NS 1000000
 #define K3_GUARD_WORDS 16u /* behind the scratch */
 
 /* ---- counters -------------------------------------------------------------------------------------- */

@@ -25,6 +25,7 @@ from k3tool.bench.attention import (
 from k3tool.bench.frame import BenchReport, Limit, Paired, interleave, machine_line, spread
 from k3tool.bench.operations import packet_operations
 from k3tool.bench.probe import Probe
+from k3tool.bench.several import decode_several, with_several
 from k3tool.compiler.plan import Tensor
 from k3tool.errors import UnsoundError, UsageError
 from k3tool.isa.device import unpack
@@ -52,7 +53,8 @@ class Options:
     """What to measure, at TP 1: `tokens` a run, behind `context` positions.
 
     `weights` auto copies them where there is room: what a run does that is long enough. `against`
-    is another interpreter, whose tokens are timed in turn with this one's.
+    is another interpreter, whose tokens are timed in turn with this one's. `batch` sequences at
+    once are measured against one.
     """
 
     checkpoint: Path
@@ -67,6 +69,7 @@ class Options:
     cache: Path | None = None
     weights: str = "auto"
     against: Path | None = None
+    batch: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,10 +110,23 @@ def bench_decode(options: Options) -> BenchReport:
         reading = interleave(probe.read, decode_rate, options.repeats, warm_up=1)
         prefilling, chunks, bounds = prefill_beside(options, probe, decode)
         other = _beside_other(options, decode)
+        several = _several(options, probe.threads)
     report = _report(options, decode.launch, way, reading, prefilling, middle(seen[1:]))
     report = with_attention(report, options.context, decode.attention, seen[1:], reading, peaks[1:])
     report = with_prefill(report, options, chunks, bounds)
-    return with_other(report, options, other)
+    report = with_other(report, options, other)
+    return report if several is None else with_several(report, options.batch or 1, several)
+
+
+def _several(options: Options, threads: int) -> Paired | None:
+    """Return tokens a second of one sequence and of several at once; None where nobody asked."""
+    if options.batch is None:
+        return None
+    return decode_several(
+        options.checkpoint, options.batch, context=options.context, tokens=options.tokens,
+        repeats=options.repeats, threads=threads, numerics=options.numerics,
+        leaves=options.leaves, cache=options.cache,
+    )  # fmt: skip
 
 
 def _beside_other(options: Options, decode: Prepared) -> Paired | None:

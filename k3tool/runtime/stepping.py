@@ -34,7 +34,7 @@ class Stepping(ABC):
     ) -> None:
         """Take any rank's image; `kept_rows` are the rows of logits that there is room for.
 
-        `first_position` is where a run's request begins, in states that nobody has computed.
+        `first_position` is where every slot begins, in states that nobody has computed.
         Raises: UsageError where it leaves no room for the request.
         """
         self._view, self._states, self._kept_rows = view, states, kept_rows
@@ -47,8 +47,7 @@ class Stepping(ABC):
             if kind == "phase"
         }
         self.most_tokens = max(self._most.values())
-        self._lengths = [0] * self.n_slots
-        self._lengths[0] = first_position
+        self._lengths = [first_position] * self.n_slots
         need = first_position + len(view.sections["prompt", 0]) + int(header["n_gen"]) - 1
         if first_position and need > self.context:
             raise UsageError(

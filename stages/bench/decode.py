@@ -41,6 +41,8 @@ def run(options: "Options") -> "BenchReport":
 @click.option("--cache", type=common.PATH, help="As of run.")
 @click.option("--weights", type=click.Choice(CHOICES), default="auto", show_default=True,
               help="As of run; auto copies wherever there is room.")  # fmt: skip
+@click.option("--batch", type=click.IntRange(min=2), metavar="N",
+              help="Measure N sequences at once against one, too.")  # fmt: skip
 @click.option("--against", type=common.PATH, metavar="K3-CPU",
               help="Another build's interpreter, timed in turn with this one.")  # fmt: skip
 @click.option("--chrome-trace", type=common.PATH, metavar="FILE",
@@ -64,6 +66,7 @@ def command(strict: bool, as_json: bool, baseline: Path | None, chrome_trace: Pa
     Example:
       k3tool sample MID --preset mid
       k3tool bench decode MID --context 1000 --json
+      k3tool bench decode MID --batch 8
       k3tool bench decode MID --chrome-trace token.json --report report.html
     """
     from k3tool.bench.decode import Options
