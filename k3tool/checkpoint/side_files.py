@@ -5,9 +5,9 @@ ends, so it has to be readable, whatever is asked of the checkpoint.
 """
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from k3tool.checkpoint.findings import Finding, file_finding
 from k3tool.checkpoint.json_text import json_fault, json_kind, parse_json
@@ -17,10 +17,14 @@ from k3tool.model.config_fields import MOST_ID, MOST_IDS
 
 GENERATION_CONFIG = "generation_config.json"
 TOKENIZER_CONFIG = "tokenizer_config.json"
+NAMING_FILES = (TOKENIZER_CONFIG, "special_tokens_map.json")  # that may name the end of a text
 SIDE_FILES = (
-    GENERATION_CONFIG, "tiktoken.model", "tokenizer.json", TOKENIZER_CONFIG,
-    "special_tokens_map.json", "chat_template.jinja",
-)  # fmt: skip
+    GENERATION_CONFIG,
+    "tiktoken.model",
+    "tokenizer.json",
+    *NAMING_FILES,
+    "chat_template.jinja",
+)
 _NEED = "a side file"
 _NEXT_STEP = "fetch the file again, or remove it: then config.json alone says where a run ends"
 
@@ -68,14 +72,7 @@ def json_object(folder: Path, name: str) -> dict[str, Any] | None:
     return parsed
 
 
-class TokenNames(NamedTuple):
-    """What tokenizer_config.json says: the names of control tokens, and which one ends a text."""
-
-    names: Mapping[int, str]
-    eos: str | None
-
-
-def token_names(folder: Path) -> TokenNames | None:
+def token_names(folder: Path) -> dict[int, str] | None:
     """Return the control tokens that tokenizer_config.json names; None where there is no such file.
 
     Raises: ArtifactError naming file and field.
@@ -94,10 +91,7 @@ def token_names(folder: Path) -> TokenNames | None:
         if not digits or int(key) > MOST_ID or not name or name in names.values():
             raise _not_named(path, f"added_tokens_decoder: {quoted(key)}", entry)
         names[int(key)] = name
-    eos = parsed.get("eos_token")
-    if eos is not None and not _content(eos):
-        raise _not_named(path, "eos_token", eos)
-    return TokenNames(names, _content(eos))
+    return names
 
 
 def _content(entry: object) -> str | None:
@@ -113,19 +107,24 @@ def _not_named(path: Path, field: str, value: object) -> ArtifactError:
     )  # fmt: skip
 
 
-def end_of_text_ids(folder: Path) -> tuple[int, ...]:
-    """Return the id of the end token that tokenizer_config.json names; none where it names none.
+def end_of_text_ids(folder: Path, name: str) -> tuple[int, ...]:
+    """Return the id of the `eos_token` that one of NAMING_FILES names; none where it names none.
 
     It may be another than the model's own config names: the release's is. Raises: ArtifactError.
     """
-    found = token_names(folder)
-    if found is None or found.eos is None:
+    path, named = folder / name, token_names(folder) or {}
+    eos = (json_object(folder, name) or {}).get("eos_token")
+    if eos is None:
         return ()
-    names = dict(found.names) or _added_names(folder)
-    ids = tuple(token for token, name in names.items() if name == found.eos)
+    text = _content(eos)
+    if not text:
+        raise _not_named(path, "eos_token", eos)
+    if text not in named.values():
+        named = _added_names(folder)
+    ids = tuple(token for token, found in named.items() if found == text)
     if not ids:
         raise ArtifactError(
-            f"{folder / TOKENIZER_CONFIG}: eos_token", got=quoted(found.eos),
+            f"{path}: eos_token", got=quoted(text),
             need="a name in added_tokens_decoder, or in tokenizer.json's added_tokens",
             hint="fetch the file again",
         )  # fmt: skip
@@ -153,7 +152,7 @@ def side_file_findings(folder: Path) -> Iterator[Finding]:
             read_side_file(folder, name)
             if name == GENERATION_CONFIG:
                 generation_ids(folder)
-            elif name == TOKENIZER_CONFIG:
-                end_of_text_ids(folder)
+            elif name in NAMING_FILES:
+                end_of_text_ids(folder, name)
         except ArtifactError as error:
             yield file_finding("damaged file", folder, name, error)

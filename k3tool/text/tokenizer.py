@@ -155,8 +155,8 @@ def _from_ranks(folder: Path, n_ids: int, cache: Path) -> Tokenizer:
             str(path), got=f"{len(tokens)} tokens", need=f"at most {n_ids} (vocab_size)",
             hint=_HINT.format(RANK_FILE),
         )  # fmt: skip
-    _require_all(tokens, path, named.names)
-    control = _control(folder / TOKENIZER_CONFIG, named.names, n_ids, range(len(tokens)))
+    _require_all(tokens, path, named)
+    control = _control(folder / TOKENIZER_CONFIG, named, n_ids, range(len(tokens)))
 
     def load() -> Encoder:
         from tokenizers import Tokenizer as Library

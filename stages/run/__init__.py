@@ -14,6 +14,7 @@ from k3tool.errors import UsageError
 from k3tool.runtime.expert_trace import MAGIC as TRACE_MAGIC
 from k3tool.runtime.options import RunOptions
 from k3tool.runtime.run import Event, Follow, RunResult, run_model
+from k3tool.text.chat import THINK
 from k3tool.text.tokenizer import has_tokenizer
 from k3tool.trace.kept import parse_kept
 from stages import options as common
@@ -183,7 +184,7 @@ def _generate(
     show: Show = stream_json if as_json else TextStream() if is_text else stream_ids
     if answer.quiet:
         show = answer_only(show)
-    elif not as_json:
+    elif as_json or prompt.channel != THINK:  # thoughts are on stderr themselves
         show = with_rate(show)
     stream = until_nobody_reads(
         show, (logits, options.output, options.trace_hashes, options.save_state)

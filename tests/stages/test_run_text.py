@@ -1,6 +1,7 @@
 """`k3tool run` with text: prompts, conversations, stops and drawn tokens, as a user meets them."""
 
 import json
+import os
 import re
 import shlex
 import subprocess
@@ -18,6 +19,7 @@ from k3tool.runtime.sampling import Sampler
 from k3tool.runtime.tokens import read_tokens
 from k3tool.text.chat import Message, chat_ids
 from k3tool.text.tokenizer import Tokenizer, open_tokenizer
+from stages.run.show import _tame
 from tests.test_readme import LINE
 
 REPO = Path(__file__).parents[2]
@@ -117,6 +119,21 @@ def test_a_reader_that_has_enough_ends_it(model: Path) -> None:
         timeout=120,
     )  # fmt: skip
     assert (done.returncode, len(done.stdout), done.stderr) == (0, 5, b"")
+
+
+def test_a_terminal_is_no_prompt_and_is_not_ruled_by_a_model(model: Path) -> None:
+    master, terminal = os.openpty()
+    try:
+        done = subprocess.run(
+            [sys.executable, "-m", "stages.cli", "run", model], stdin=terminal, cwd=REPO,
+            capture_output=True, check=False, timeout=60,
+        )  # fmt: skip
+    finally:
+        os.close(master)
+        os.close(terminal)
+    assert (done.returncode, done.stdout) == (2, b"")
+    assert b"prompt: got none" in done.stderr
+    assert _tame("a\x1b[2J\x9b\x7f\r\0\tb\nç") == "a\ufffd[2J\ufffd\ufffd\ufffd\ufffd\tb\nç"
 
 
 # -- what is refused ---------------------------------------------------------------------------

@@ -48,6 +48,16 @@ def test_a_sample_stops_at_both_end_ids(tmp_path: Path) -> None:
         stop_ids(folder, config)
 
 
+def test_an_end_token_that_the_map_of_special_tokens_names(tmp_path: Path) -> None:
+    config = K3Config.from_dict(preset_config(PRESETS["tiny"]))
+    (tmp_path / "tokenizer_config.json").write_text(sample_config(500, 512))
+    (tmp_path / "special_tokens_map.json").write_text('{"eos_token": {"content": "[PAD]"}}')
+    assert stop_ids(tmp_path, config) == (501, 502, 511)
+    (tmp_path / "special_tokens_map.json").write_text('{"eos_token": "[END]"}')
+    with pytest.raises(ArtifactError, match=r"special_tokens_map.json: eos_token: got"):
+        stop_ids(tmp_path, config)
+
+
 def test_an_end_token_that_only_tokenizer_json_knows(tmp_path: Path) -> None:
     config = K3Config.from_dict(preset_config(PRESETS["tiny"]))
     (tmp_path / "tokenizer_config.json").write_text('{"eos_token": "[END]"}')

@@ -135,7 +135,6 @@ def test_a_vocabulary_without_a_byte_is_refused() -> None:
         ({"added_tokens_decoder": {"701": 5}}, "added_tokens_decoder"),
         ({"added_tokens_decoder": {"701": "a", "702": "a"}}, "each once"),
         ({"added_tokens_decoder": ["a"]}, "added_tokens_decoder"),
-        ({"eos_token": 5}, "eos_token"),
         ([], "a JSON object"),
     ],
 )
