@@ -5,14 +5,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from k3tool.artifact import InputRef
-from k3tool.compiler.dag import Dag, packet_dag
+from k3tool.compiler.dag import Dag, packet_dag, runs_of
 from k3tool.compiler.egraph import saturate
 from k3tool.compiler.extract import Extracted, extract
 from k3tool.compiler.handles import Handles
 from k3tool.compiler.plan import NUMERICS_VERSION, Fired, Phase, Plan
 from k3tool.compiler.prices import Costs
 from k3tool.compiler.rules import rules_without
-from k3tool.compiler.schedule import Layout, build_phase, runs_of
+from k3tool.compiler.schedule import Layout, build_phase
 from k3tool.compiler.theorems import read_stamp, require_theorems
 from k3tool.errors import UsageError
 from k3tool.isa.table import ALL_PHASES, PAGE_TOKENS
@@ -85,9 +85,13 @@ def compile_plan(
         for phase, n in tokens.items()
         if phase in phases
     }
-    dags = {phase: packet_dag(extracted.graph) for phase, extracted in chosen.items()}
+    dags: dict[str, Dag] = {}
+    taken: dict[str, tuple[str, ...]] = {}
+    for phase, extracted in chosen.items():
+        dags[phase] = packet_dag(extracted.graph, taken)
+        taken |= {leaf: run for run in _leaf_runs(extracted.graph, dags[phase]) for leaf in run}
     graphs = [extracted.graph for extracted in chosen.values()]
-    leaf_runs = [run for phase, dag in dags.items() for run in _leaf_runs(chosen[phase].graph, dag)]
+    leaf_runs = list(dict.fromkeys(taken.values()))
     handles = Handles(graphs, tp, batch, batch * options.pages, leaf_runs)
     compiled: dict[str, Phase] = {}
     peer_bytes = 0

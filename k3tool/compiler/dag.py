@@ -9,8 +9,10 @@ order, seldom waits in front of work that is ready; correctness rests on waits a
 producers are the fewest whose completion implies that of all it reads.
 """
 
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import NamedTuple
 
 from k3tool.compiler.memory import packet_set
@@ -46,9 +48,17 @@ class Dag:
         return max(found)
 
 
-def packet_dag(graph: Graph) -> Dag:
-    """Return the packets that the graph's outputs need, in level order, with their producers."""
-    made = _pack_parts(graph, list(_packets(graph)))
+# Leaves that stand together in the handle table, by the name of each.
+Runs = Mapping[str, tuple[str, ...]]
+
+
+def packet_dag(graph: Graph, taken: Runs = MappingProxyType({})) -> Dag:
+    """Return the packets that the graph's outputs need, in level order, with their producers.
+
+    `taken` are the runs of leaves that other phases' packets need: both phases name weights by the
+    same handles, so no packet here may need one of their leaves in another run.
+    """
+    made = _pack_parts(graph, list(_packets(graph)), taken)
     maker = {value: packet for packet, entry in enumerate(made) for value in entry.results}
     needs = [sorted({maker[i] for i in entry.inputs if i in maker}) for entry in made]
     level, height = _levels(needs)
@@ -93,7 +103,7 @@ PACKINGS: Mapping[Op, Op] = {Op.ATTN_PARTS_8: Op.ATTN_PART}
 _PACKED = len(SPECS[Op.ATTN_PARTS_8].outputs)
 
 
-def _pack_parts(graph: Graph, packets: Sequence[Packet]) -> list[Packet]:
+def _pack_parts(graph: Graph, packets: Sequence[Packet], taken: Runs) -> list[Packet]:
     """Return packets with full sets of block parts as one packet each, at the first one's place."""
     alike: dict[tuple[object, ...], list[int]] = {}
     for index, packet in enumerate(packets):
@@ -103,18 +113,43 @@ def _pack_parts(graph: Graph, packets: Sequence[Packet]) -> list[Packet]:
     packed: dict[int, Packet] = {}
     gone: set[int] = set()
     for found in alike.values():
-        for first in range(0, len(found) - _PACKED + 1, _PACKED):
+        first = 0
+        while first + _PACKED <= len(found):
             group = [packets[i] for i in found[first : first + _PACKED]]
-            weights = [value for packet in group for value in packet.inputs[1:]]
-            packed[found[first]] = Packet(
-                Op.ATTN_PARTS_8,
-                f"{group[0].name} and {len(group) - 1} more",
-                (group[0].inputs[0], *weights),
-                tuple(packet.results[0] for packet in group),
-                group[0].attrs,
-            )
+            candidate = _packed(group)
+            if not _fits(graph, candidate, taken):
+                first += 1
+                continue
+            packed[found[first]] = candidate
             gone.update(found[first + 1 : first + _PACKED])
+            first += _PACKED
     return [packed.get(i, packet) for i, packet in enumerate(packets) if i not in gone]
+
+
+def _packed(group: Sequence[Packet]) -> Packet:
+    """Return what does a full set of block parts."""
+    return Packet(
+        Op.ATTN_PARTS_8,
+        f"{group[0].name} and {len(group) - 1} more",
+        (group[0].inputs[0], *(value for packet in group for value in packet.inputs[1:])),
+        tuple(packet.results[0] for packet in group),
+        group[0].attrs,
+    )
+
+
+def _fits(graph: Graph, packet: Packet, taken: Runs) -> bool:
+    """Return whether no leaf that a packet reads through a slot of several is in another run."""
+    runs = [tuple(graph.names[value] for value in run) for run in runs_of(packet)]
+    return all(taken.get(name, run) == run for run in runs for name in run)
+
+
+def runs_of(packet: Packet) -> list[tuple[int, ...]]:
+    """Return the values of each of a packet's slots that holds more than one."""
+    values, results = iter(packet.inputs), iter(packet.results)
+    slots: dict[int, list[int]] = defaultdict(list)
+    for operand in SPECS[packet.op].operands:
+        slots[operand.slot].append(next(results) if operand.role == "out" else next(values))
+    return [tuple(run) for run in slots.values() if len(run) > 1]
 
 
 def _reachable(graph: Graph) -> list[int]:

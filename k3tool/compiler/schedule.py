@@ -11,7 +11,7 @@ from math import prod
 
 import numpy as np
 
-from k3tool.compiler.dag import Dag, Packet
+from k3tool.compiler.dag import Dag, Packet, runs_of
 from k3tool.compiler.handles import F32_BYTES, Handles
 from k3tool.compiler.memory import (
     Buffer,
@@ -295,15 +295,6 @@ class _Phase:
         if loose:
             name = self.dag.packets[(loose & -loose).bit_length() - 1].name
             raise AssertionError(f"{self.name}: {name} may still run when the step ends")
-
-
-def runs_of(packet: Packet) -> list[tuple[int, ...]]:
-    """Return the values of each of a packet's slots that holds more than one."""
-    values, results = iter(packet.inputs), iter(packet.results)
-    slots: dict[int, list[int]] = defaultdict(list)
-    for operand in SPECS[packet.op].operands:
-        slots[operand.slot].append(next(results) if operand.role == "out" else next(values))
-    return [tuple(run) for run in slots.values() if len(run) > 1]
 
 
 def _in_runs(values: Sequence[int], runs: Sequence[tuple[int, ...]]) -> list[int]:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from k3tool.compiler.compile import compile_plan
-from k3tool.compiler.dag import packet_dag
+from k3tool.compiler.dag import Dag, packet_dag, runs_of
 from k3tool.compiler.egraph import saturate
 from k3tool.compiler.extract import extract
 from k3tool.compiler.plan import Plan
@@ -152,6 +152,28 @@ def test_eight_parts_of_one_stack_and_no_others_share_a_packet(config: K3Config)
         assert {node.inputs[0] for node in parts} == {packet.inputs[0]}
         assert [i for node in parts for i in node.inputs[1:]] == list(packet.inputs[1:])
         assert {node.attrs for node in parts} == {tuple(packet.attrs.items())}
+
+
+def test_phases_pack_what_has_the_same_handles_in_both(config: K3Config) -> None:
+    """A phase may have some of another's parts: sets that begin elsewhere would need them apart."""
+    graph = build_graph(config)
+    chosen = extract(graph, saturate(graph, RULES)).graph
+
+    def runs(dag: Dag) -> list[tuple[str, ...]]:
+        packed = (p for p in dag.packets if p.op is Op.ATTN_PARTS_8)
+        return [tuple(chosen.names[v] for v in run) for p in packed for run in runs_of(p)
+                if chosen.names[run[0]] in chosen.weights]  # fmt: skip
+
+    alone = packet_dag(chosen)
+    own = {leaf: run for run in runs(alone) for leaf in run}
+    assert packet_dag(chosen, own) == alone
+    first = runs(alone)[0]
+    other = dict.fromkeys(first[2:], first[2:])  # as of a phase without the first part
+    beside = packet_dag(chosen, other)
+    assert not {leaf for run in runs(beside) for leaf in run} & set(other)
+    assert len(beside.packets) > len(alone.packets)
+    values = [sorted(value for p in dag.packets for value in p.results) for dag in (alone, beside)]
+    assert values[0] == values[1], "a part that is not packed is a packet of its own"
 
 
 def test_operands_of_one_slot_have_consecutive_handles(config: K3Config) -> None:
