@@ -107,3 +107,9 @@ def test_a_page_that_is_wrong_would_be_seen(tmp_path: Path, k3tool: Callable[...
 def test_links_lead_somewhere(page: Path) -> None:
     broken = [link for link in LINK.findall(page.read_text()) if not (page.parent / link).exists()]
     assert broken == []
+
+
+def test_every_page_is_in_the_readme() -> None:
+    """A page nobody links is a page nobody reads."""
+    text = (REPO / "README.md").read_text()
+    assert [p.name for p in sorted(DOCS.glob("*.md")) if f"docs/{p.name}" not in text] == []
