@@ -76,25 +76,25 @@ TARGETS: dict[str, Target] = {target.name: target for target in _ROWS}
 class Build:
     """The interpreter that serves a target in a phase; its opcodes are those of the program.
 
-    `source` is below the repository, `kernel` the function launched, `lanes` a block's. With an
-    `op` it serves the phases of a program that use it, before a build without.
+    `source` is below the repository, `kernel` the function launched, `lanes` a block's. With `ops`
+    it serves the phases of a program that use one of them, before a build without.
     """
 
     source: str
     kernel: str
     lanes: int
     wave: int
-    op: str = ""
+    ops: tuple[str, ...] = ()
 
 
-# Attention goes page by page where the compiler expects a long context and few tokens a step; of
-# those programs pages lie in shared memory.
+# Bodies of latent attention that have pages of the cache in shared memory in a build of their own.
+_PAGES = ("MLA_PAGES", "MLA_ATTEND")
 _CUDA = (
-    Build("kernels_cuda/flash.cu", "k3_interp", 256, 32, "MLA_PAGES"),
+    Build("kernels_cuda/flash.cu", "k3_interp", 256, 32, _PAGES),
     Build("kernels_cuda/interp.cu", "k3_interp", 256, 32),
 )
 _HIP = (
-    Build("kernels_hip/flash.hip", "k3_interp", 512, 64, "MLA_PAGES"),
+    Build("kernels_hip/flash.hip", "k3_interp", 512, 64, _PAGES),
     Build("kernels_hip/interp.hip", "k3_interp", 512, 64),
 )
 # Which builds serve which target and phase. One that is absent has no interpreter.
@@ -115,7 +115,7 @@ def get_build(target: str, phase: str, ops: Collection[str] = ()) -> Build:
     if (target, phase) not in BUILDS:
         need = ", ".join(sorted({name for name, _ in BUILDS}))
         raise TargetError(f"GPU interpreter of {target} for {phase}", got="none", need=need)
-    return next(build for build in BUILDS[target, phase] if not build.op or build.op in ops)
+    return next(b for b in BUILDS[target, phase] if not b.ops or not set(ops).isdisjoint(b.ops))
 
 
 def get_target(name: str) -> Target:

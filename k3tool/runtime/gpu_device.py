@@ -45,7 +45,7 @@ def builds_of(target: str) -> Iterator[str]:
     for phase in ALL_PHASES:
         for build in BUILDS[target, phase]:
             lanes = f"{build.lanes} lanes a block, waves of {build.wave}"
-            when = f", with {build.op}" if build.op else ""
+            when = f", with {' or '.join(build.ops)}" if build.ops else ""
             yield f"{target} {phase}{when}: {build.kernel} of {build.source}, {lanes}"
 
 

@@ -113,7 +113,7 @@ def check_build(
         ("isa_hash", found.isa_hash, isa_hash()),
         ("phases", " ".join(found.phases), " ".join(phases)),
         ("lanes", found.lanes, build.lanes),
-        ("capability", flash if found.capability & FLASH else "", flash if build.op else ""),
+        ("capability", flash if found.capability & FLASH else "", flash if build.ops else ""),
         ("ops", _op_names(found.ops), _op_names(wanted)),
     ):
         if got != need:

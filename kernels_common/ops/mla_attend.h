@@ -6,6 +6,9 @@
 #define K3_OP_MLA_ATTEND_H
 
 #include "mla_page.h"
+#ifdef K3_FLASH
+#include "simt_flash.h"
+#endif
 
 #define K3_ATTEND_HEADS 4u /* heads that share a reading of the cache */
 
@@ -96,6 +99,23 @@ K3_FN void k3_op_mla_attend(K3Ctx *c, const K3Inst *inst, uint32_t u0, uint32_t 
     K3Softmax a;
     uint32_t t, h;
     if (!work) return;
+#ifdef K3_FLASH
+    if (latent + rope <= K3_FLASH_WIDTH) {
+        uint32_t n;
+        for (t = 0; t < c->step->n_tokens; t++)
+            if (k3_past_table(c, t, inst->param[K3_MLA_ATTEND_PAGES])) return;
+        for (t = 0; t < c->step->n_tokens; t += n) {
+            n = k3_flash_run(c->step, t);
+            for (h = u0; h < u1; h++)
+                k3_flash_tokens(c, &k3_flash_tile(), k3_in(c, inst, K3_MLA_ATTEND_CACHE), t, n, latent, latent + rope,
+                                k3_f32_param(inst, K3_MLA_ATTEND_SCALE),
+                                k3_in(c, inst, K3_MLA_ATTEND_Q) + t * q_width + (uint64_t)h * (latent + rope), q_width,
+                                k3_out(c, inst, K3_MLA_ATTEND_Y) + (uint64_t)t * inst->width + (uint64_t)h * latent, inst->width,
+                                k3_flag(inst, K3_MLA_ATTEND_ROUND));
+        }
+        return;
+    }
+#endif
     k3_attend_begin(&a, work, k3_in(c, inst, K3_MLA_ATTEND_CACHE), latent, rope, k3_f32_param(inst, K3_MLA_ATTEND_SCALE),
                     k3_flag(inst, K3_MLA_ATTEND_ROUND));
     for (t = 0; t < c->step->n_tokens; t++) {

@@ -40,9 +40,8 @@ K3_FN void k3_page(K3Ctx *c, const K3Inst *inst, const float *rows, uint32_t n, 
     const uint32_t part = latent + K3_PART_EXTRA;
     uint32_t h;
 #ifdef K3_FLASH
-    K3_SHARED(K3FlashTile, tile);
     for (h = 0; h < heads && width <= K3_FLASH_WIDTH; h += K3_FLASH_HEADS)
-        k3_flash_heads(c, &tile, rows, n, k3_min(K3_FLASH_HEADS, heads - h), latent, width, k3_f32_param(inst, K3_MLA_PAGES_SCALE),
+        k3_flash_heads(c, &k3_flash_tile(), rows, n, k3_min(K3_FLASH_HEADS, heads - h), latent, width, k3_f32_param(inst, K3_MLA_PAGES_SCALE),
                        q + (uint64_t)h * width, y + (uint64_t)h * part);
     if (width <= K3_FLASH_WIDTH) return;
 #endif

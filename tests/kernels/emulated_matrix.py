@@ -28,10 +28,12 @@ from tests.kernels.test_simt_leaves import FORWARD, REVERSE, STRIDED, VENDOR_LAN
 
 ORACLE = ROOT.parent / "shared" / "oracle"
 MODELS = (("tiny13", 1), ("tiny_tp8", 1), ("tiny_tp8", 2))
+FLASH = ("K3_FLASH",)  # as programs that attend by pages are served
 LAUNCHED = (
-    ("cuda:sm_90a", "sm_90", Emulated("cuda")),
-    ("hip:gfx942", "gfx942", Emulated("hip", domains=8, order=REVERSE)),
+    ("cuda:sm_90a", "sm_90", Emulated("cuda", defines=FLASH)),
+    ("hip:gfx942", "gfx942", Emulated("hip", domains=8, order=REVERSE, defines=FLASH)),
 )
+LONG = 255  # decode goes over the end of a page
 
 
 def devices() -> Iterator[Emulated]:
@@ -85,6 +87,14 @@ def launched(folder: Path, ids: tuple[int, ...]) -> Iterator[tuple[str, bool]]:
             found = run_model(replace(options, target=target), device=on)
             is_same = _same_logits(found, run_model(options))
             yield f"launched on {target}: {model} tp={tp} {_words(given)}", is_same
+        given = {"workgroups": device.domains, "gen": 3}
+        many = tuple(ids[i % len(ids)] for i in range(LONG))
+        options = RunOptions(ORACLE / MODELS[0][0], many, **fixed | given | {"tp": 1})
+        on = EmulatedDevice(code, arch=arch, n_domains=device.domains)
+        is_same = _same_logits(
+            run_model(replace(options, target=target), device=on), run_model(options)
+        )
+        yield f"launched on {target}: {MODELS[0][0]}, {LONG} tokens and 3 more", is_same
 
 
 def _words(given: dict[str, Any]) -> str:

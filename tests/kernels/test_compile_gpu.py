@@ -172,8 +172,11 @@ def test_control_an_object_that_says_otherwise_is_a_failure(monkeypatch, vendor)
 
 def test_pages_in_shared_memory_are_for_programs_that_attend_by_pages():
     for target, phase in BUILDS:
-        ordinary, flash = (get_build(target, phase, ops) for ops in (("ADD",), ("MLA_PAGES",)))
-        assert (ordinary.op, flash.op) == ("", "MLA_PAGES")
+        ordinary, *others = (
+            get_build(target, phase, ("ADD", *ops)) for ops in ((), ("MLA_PAGES",), ("MLA_ATTEND",))
+        )
+        (flash,) = set(others)
+        assert (ordinary.ops, flash.ops) == ((), ("MLA_PAGES", "MLA_ATTEND"))
         assert (ordinary.lanes, ordinary.kernel) == (flash.lanes, flash.kernel)
         assert "#define K3_FLASH" not in gpu_source.interpreter(target, (phase,), ("ADD",)).text
         text = gpu_source.interpreter(target, (phase,), ("MLA_PAGES",)).text

@@ -1,4 +1,4 @@
-"""A page in shared memory: the flash builds' MLA_PAGES on emulated lanes has the scalar bits.
+"""Pages in shared memory: the flash builds' attention on emulated lanes has the scalar bits.
 
 Contexts around a page's end, K3's own widths, more heads than a tile, several sequences in a step,
 zeros of two signs. Not covered: what shared memory costs, and any GPU.
@@ -14,7 +14,7 @@ import pytest
 from k3tool.isa.table import Op
 from k3tool.model.operators import PART_EXTRA
 from tests.kernels.bodies import Tokens
-from tests.kernels.test_simt_leaves import FORWARD, REVERSE, STRIDED, VENDOR_LANES
+from tests.kernels.test_simt_leaves import FORWARD, REVERSE, STRIDED
 
 PAGE = 256
 FLASH = "-DK3_FLASH"
@@ -44,7 +44,7 @@ def run(bodies, context, heads, latent, rope, *, slots=1, dots=None, check_fault
 
 
 @pytest.fixture(
-    params=[*itertools.product(VENDOR_LANES, (FORWARD, REVERSE)), ("cuda", STRIDED)],
+    params=[*itertools.product(("cuda",), (FORWARD, STRIDED)), ("hip", REVERSE)],
     ids=lambda p: f"{p[0]}-order{p[1]}",
 )
 def flash(request, simt_bodies_of):
@@ -95,3 +95,53 @@ def test_control_without_barriers_the_bits_differ(body_library, simt_bodies_of, 
     bodies.lib.t_order(order)
     got = run(bodies, 257, 13, 512, 64, check_fault=False)
     assert not np.array_equal(got, run(body_library("scalar"), 257, 13, 512, 64))
+
+
+# ---- a chunk of tokens, head by head ----
+
+
+def attend(bodies, positions, heads, latent, rope, *, slots=None, slices=None):
+    """Return MLA_ATTEND of tokens at `positions` of sequences that reach the last of them."""
+    n, generator = len(positions), np.random.default_rng(len(positions) + heads)
+    slots = np.zeros(n, int) if slots is None else np.array(slots)
+    n_slots, pages, width = slots.max() + 1, max(positions) // PAGE + 1, latent + rope
+    cache = generator.normal(0, 1, (n_slots * pages * PAGE, width)).astype(np.float32)
+    q = generator.normal(0, 2, (n, heads * width)).astype(np.float32)
+    y = np.full((n, heads * latent), np.float32(6e6))
+    table = generator.permutation(n_slots * pages).astype(np.uint32).reshape(n_slots, pages)
+    tokens = Tokens(n, position=np.array(positions), slot=slots, page_table=table)
+    params = {"latent": latent, "rope": rope, "scale": 0.0625, "page_tokens": PAGE, "pages": pages}
+    bodies.run(
+        Op.MLA_ATTEND, {"q": q, "cache": cache, "y": y}, n_units=heads, width=heads * latent,
+        unit_cols=latent, params=params, tokens=tokens, slices=slices,
+    )  # fmt: skip
+    return y.view(np.uint32)
+
+
+@pytest.mark.parametrize(
+    ("first", "n", "latent", "rope"),
+    [(0, 5, 80, 8), (250, 14, 80, 8), (255, 3, 80, 8), (995, 12, 512, 64), (500, 13, 34, 3),
+     (3, 2, 512, 68)],
+    ids=["begin", "over a page", "one each side", "K3's", "no vectors", "too wide"],
+)  # fmt: skip
+def test_tokens_of_a_chunk_share_a_page(body_library, flash, first, n, latent, rope):
+    shape = (range(first, first + n), 2, latent, rope)
+    want = attend(body_library("scalar"), *shape)
+    assert np.array_equal(attend(flash, *shape), want)
+    assert np.array_equal(attend(flash, *shape, slices=[(0, 1), (1, 2)]), want)
+
+
+def test_tokens_of_several_sequences_do_not(body_library, flash):
+    positions, slots = [254, 255, 256, 257, 0, 1, 700, 256, 258, 300], [0] * 4 + [1, 1, 2, 3, 3, 0]
+    got, want = (
+        attend(b, positions, 2, 80, 8, slots=slots) for b in (flash, body_library("scalar"))
+    )
+    assert np.array_equal(got, want)
+
+
+def test_control_without_barriers_a_chunk_differs(body_library, simt_bodies_of):
+    """In this order alone: in others lanes would walk numbers of positions that are not there."""
+    bodies = simt_bodies_of("cuda", FLASH, "-DK3_HOST_NO_SYNC")
+    bodies.lib.t_order(FORWARD)
+    shape = (range(250, 262), 2, 512, 64)
+    assert not np.array_equal(attend(bodies, *shape), attend(body_library("scalar"), *shape))
