@@ -154,7 +154,7 @@ def _check_trace(options: RunOptions, config: K3Config) -> None:
     if options.trace_hashes is None:
         raise UsageError("--trace-at", got="no --trace-hashes", need="both: values go to its file")
     n_positions = len(options.ids) + options.gen - 1
-    if kept.last >= n_positions:
+    if kept.last >= n_positions and options.load_state is None:  # else it begins further on
         need = f"positions 0 to {n_positions - 1}, the prompt's and those of tokens"
         raise UsageError("--trace-at", got=f"position {kept.last}", need=need)
     n_layers = len(config.layers)

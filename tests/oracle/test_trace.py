@@ -21,6 +21,7 @@ from k3tool.trace import recorder as recorder_module
 from k3tool.trace.compare import Difference, compare_traces
 from k3tool.trace.file import TraceFile
 from k3tool.trace.kept import Kept, parse_kept
+from k3tool.trace.results import CELL_DTYPE
 from k3tool.trace.values import compare_values
 from tests.conftest import Outcome
 
@@ -189,6 +190,45 @@ def test_a_full_disk_ends_the_trace_and_not_the_run(
     assert said == [f"{path}: No space left on device: the trace ends here, the run goes on",
                     f"{path}: no step was recorded: no trace is written"]  # fmt: skip
     assert [entry.name for entry in tmp_path.iterdir()] == ["cache"]
+
+
+def _cell(table: bytes, field: str, value: int) -> bytes:
+    """Return a table whose last cell says otherwise."""
+    cells = bytearray(table)
+    last = np.frombuffer(cells, CELL_DTYPE, 1, len(cells) - CELL_DTYPE.itemsize)
+    last[field] = value
+    return bytes(cells)
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda table: table[:-8],
+        lambda table: table + bytes(16),
+        lambda table: bytes(4) + table[4:],
+        lambda table: _cell(table, "handle", 60000),
+        lambda table: _cell(table, "rows", 5),
+        lambda table: _cell(table, "base", 1 << 40),
+        lambda table: _cell(table, "n_cols", 1 << 30),
+        lambda table: _cell(table, "n_runs", 0),
+        lambda table: _cell(table, "kept0", 1 << 30),
+        lambda table: _cell(table, "row_words", 1 << 31),
+    ],
+)
+def test_a_rank_refuses_a_table_that_is_not_of_its_image(
+    oracle: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory, tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch, damage: Callable[[bytes], bytes],
+) -> None:  # fmt: skip
+    cache = tmp_path_factory.getbasetemp() / "tables"
+    asked = RunOptions(oracle("tiny_tp8"), IDS, 1, cache=cache, threads=1,
+                       trace_hashes=tmp_path / "trace.h5", trace_at=Kept(0, 1))  # fmt: skip
+    right = recorder_module.Recorder._table
+    monkeypatch.setattr(
+        recorder_module.Recorder, "_table", lambda self, rank, n: damage(right(self, rank, n))
+    )
+    with pytest.raises(ArtifactError, match="a table of hashes that is not of this image"):
+        run_model(asked)
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize(
