@@ -2,7 +2,7 @@
 
 The earlier one is what `--json` printed then. Another benchmark, other settings or another machine
 are refused: their numbers would be compared as if they meant something. The two did not run in
-turn, so what else the machine did then and now is in the result; `bench decode --against` runs two
+turn, so what else the machine did then and now is in the result; `bench decode --versus` runs two
 interpreters in turn.
 """
 

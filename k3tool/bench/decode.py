@@ -52,7 +52,7 @@ WARM_UP = 2  # tokens of a run that are not counted, for the same reason
 class Options:
     """What to measure, at TP 1: `tokens` a run, behind `context` positions.
 
-    `weights` auto copies them where there is room: what a run does that is long enough. `against`
+    `weights` auto copies them where there is room: what a run does that is long enough. `versus`
     is another interpreter, whose tokens are timed in turn with this one's. `batch` sequences at
     once are measured against one.
     """
@@ -68,7 +68,7 @@ class Options:
     chunk: int = 64
     cache: Path | None = None
     weights: str = "auto"
-    against: Path | None = None
+    versus: Path | None = None
     batch: int | None = None
 
 
@@ -94,8 +94,8 @@ def bench_decode(options: Options) -> BenchReport:
     Raises: UsageError for a mode that is not there or a context that does not fit; as `run` else.
     """
     check_mode(options.numerics)
-    if options.against is not None:
-        load(options.against, any_source=True)  # refused before anything is measured
+    if options.versus is not None:
+        load(options.versus, any_source=True)  # refused before anything is measured
     with Probe(options.threads) as probe:
         decode = prepare(options, probe.threads, n_prompt=1, context=options.context)
         way = probe.choose_read()
@@ -134,9 +134,9 @@ def _beside_other(options: Options, decode: Prepared) -> Paired | None:
 
     Raises: TargetError where it is none, or of another op table.
     """
-    if options.against is None:
+    if options.versus is None:
         return None
-    path = load(options.against, any_source=True).path
+    path = load(options.versus, any_source=True).path
     other = replace(decode, launch=replace(decode.launch, interpreter=path))
     return interleave(
         lambda: decode_once(other).wall, lambda: decode_once(decode).wall, options.repeats
@@ -364,7 +364,7 @@ def with_other(report: BenchReport, options: Options, seconds: Paired | None) ->
     ]  # fmt: skip
     definition = [
         *report.definition[:-1],
-        f"the other interpreter: {options.against}, same program, weights and threads; in turn",
+        f"the other interpreter: {options.versus}, same program, weights and threads; in turn",
         report.definition[-1],
     ]
     return replace(report, rows=rows, definition=definition)

@@ -43,7 +43,7 @@ def run(options: "Options") -> "BenchReport":
               help="As of run; auto copies wherever there is room.")  # fmt: skip
 @click.option("--batch", type=click.IntRange(min=2), metavar="N",
               help="Measure N sequences at once against one, too.")  # fmt: skip
-@click.option("--against", type=common.PATH, metavar="K3-CPU",
+@click.option("--versus", type=common.PATH, metavar="K3-CPU",
               help="Another build's interpreter, timed in turn with this one.")  # fmt: skip
 @click.option("--chrome-trace", type=common.PATH, metavar="FILE",
               help="Write a token's packets by worker, for Perfetto or chrome://tracing.",
@@ -60,7 +60,7 @@ def command(strict: bool, as_json: bool, baseline: Path | None, chrome_trace: Pa
 
     The weights stay in memory, copied or as mapped; both are measured in turn on the same threads.
     The anatomy says for the median token what each op moved and took, what hand-offs and idle
-    workers took. With --against the tokens of two builds run in turn.
+    workers took. With --versus the tokens of two builds run in turn.
 
     \b
     Example:

@@ -169,7 +169,7 @@ def test_the_command_reports_the_share_and_its_reasons(
     other = tmp_path / "other"  # the same interpreter stands for another build's
     shutil.copy2(executable_path(), other)
     checkpoint, cache = str(oracle("tiny_tp8")), str(tmp_path)
-    done = k3tool("bench", "decode", checkpoint, *asked, "--cache", cache, "--against", other,
+    done = k3tool("bench", "decode", checkpoint, *asked, "--cache", cache, "--versus", other,
                   "--json")  # fmt: skip
     assert done.code == 0, done.err
     report = json.loads(done.out)
@@ -191,7 +191,7 @@ def test_the_command_reports_the_share_and_its_reasons(
     assert all(op["peak_share"] >= 0 for op in chunk["ops"])
     assert k3tool("bench", "decode", checkpoint, "--context", "9999999").code == 2
     other.write_text("no interpreter")
-    assert k3tool("bench", "decode", checkpoint, *asked, "--against", other).code == 5
+    assert k3tool("bench", "decode", checkpoint, *asked, "--versus", other).code == 5
 
 
 def test_a_mode_that_is_not_there_is_refused(tmp_path: Path) -> None:
