@@ -5,6 +5,7 @@ import shutil
 from pathlib import Path
 
 from k3tool.checkpoint.side_files import SIDE_FILES
+from k3tool.checkpoint.side_files import TOKENIZER_CONFIG as TOKENIZER
 from tests.faults.damage.case import Case, legal, refused
 from tests.faults.damage.edit import (
     INDEX,
@@ -164,6 +165,10 @@ def _generation(folder: Path, text: str) -> None:
     (folder / GENERATION).write_text(text)
 
 
+def _tokenizer(folder: Path, text: str) -> None:
+    (folder / TOKENIZER).write_text(text)
+
+
 def _all_side_files(folder: Path) -> None:
     for name in SIDE_FILES:
         (folder / name).write_text("{}")
@@ -222,6 +227,18 @@ FILES: tuple[Case, ...] = (
             lambda f: _generation(f, '{"eos_token_id": 4294967296}'), GENERATION, "eos_token_id",
             "4294967295"),
     legal("side file", "generation_config.json, no end ids", lambda f: _generation(f, "{}")),
+    refused("side file", "tokenizer_config.json, no JSON", lambda f: _tokenizer(f, "{"),
+            TOKENIZER, "JSON"),
+    refused("side file", "tokenizer_config.json, an end token that no id has",
+            lambda f: _tokenizer(f, '{"eos_token": "[END]"}'), TOKENIZER, "eos_token",
+            "a name in added_tokens_decoder"),
+    refused("side file", "tokenizer_config.json, an end token that is no text",
+            lambda f: _tokenizer(f, '{"eos_token": 5}'), TOKENIZER, "eos_token", "got 5"),
+    refused("side file", "tokenizer_config.json, two tokens of one name",
+            lambda f: _tokenizer(f, '{"added_tokens_decoder": {"500": "a", "501": "a"}}'),
+            TOKENIZER, "added_tokens_decoder", "each once"),
+    legal("side file", "tokenizer_config.json, no end token",
+          lambda f: _tokenizer(f, '{"added_tokens_decoder": {"500": {"content": "[BOS]"}}}')),
     legal("side file", "all of them", _all_side_files),
     refused("zero-length file", "first", lambda f: _cut_to(f / FIRST, 0), FIRST, "0 bytes"),
     refused("zero-length file", "middle", lambda f: _cut_to(f / MIDDLE, 0), MIDDLE, "0 bytes"),
