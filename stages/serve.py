@@ -11,7 +11,7 @@ from typing import Any
 import click
 
 from k3tool.checkpoint.regular_file import read_regular
-from k3tool.errors import UsageError
+from k3tool.errors import K3Error, UsageError
 from k3tool.runtime.cache import cache_folder
 from k3tool.runtime.options import RunOptions
 from k3tool.runtime.prepare import Job, prepare, running
@@ -106,18 +106,28 @@ def command(
 
             service = Service(
                 served_of(job, name, waiting), engine, tokenizer_of(job, options),
-                in_words=job.faults_in_words,
+                in_words=job.faults_in_words, watch=engine.watch,
             )  # fmt: skip
-            server = Server(App(service, key).asgi(), grace_seconds=grace, logs=verbose)
+            server = Server(
+                App(service, key).asgi(), grace_seconds=grace, logs=verbose,
+                on_ready=lambda: _print_address(url_of(listening)), on_end=service.close,
+            )  # fmt: skip
             service.on_fault = server.stop
             with service:
                 note(f"{service.served.name}: {count_text(engine.n_slots, 'slot')} of "
                      f"{count_text(engine.context, 'position')}")  # fmt: skip
-                click.echo(url_of(listening))
-                sys.stdout.flush()
                 server.run(listening)
             if service.error is not None:
                 raise service.error
+
+
+def _print_address(url: str) -> None:
+    """Tell where to ask. Raises: K3Error where nobody can hear it."""
+    try:
+        click.echo(url)
+        sys.stdout.flush()
+    except BrokenPipeError:  # elsewhere no fault; here the address was all there was to say
+        raise K3Error("stdout", got="closed", need="a reader of the address") from None
 
 
 def served_of(job: Job, name: str | None, waiting: int) -> Served:

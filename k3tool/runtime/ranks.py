@@ -293,6 +293,11 @@ class RankGroup(Stepping):
             self._abort()
             raise
 
+    def watch(self) -> None:
+        """Raise for a process that died while nothing was asked of it: Stepping.watch."""
+        for key, _ in self._selector.select(0):
+            self._listen(key.data)
+
     def end(self) -> None:
         """Let every rank end. Raises: as `finish`."""
         for rank in self._ranks:

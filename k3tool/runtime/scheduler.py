@@ -149,6 +149,9 @@ class Scheduler:
     def _drop_cancelled(self) -> None:
         for running in [r for r in self._running if r.request.is_cancelled]:
             self._leave(running)
+        # Now, not when a slot is free: until then those who come and go would pile up.
+        for request in [r for r in tuple(self._waiting) if r.is_cancelled]:
+            self._waiting.remove(request)
 
     def _leave(self, running: _Running) -> None:
         self._running.remove(running)

@@ -84,6 +84,13 @@ class Stepping(ABC):
     def end(self) -> None:
         """Let the ranks end, and hear their last words. Nothing can be asked of them after it."""
 
+    def watch(self) -> None:
+        """Raise, as `finish`, where a rank has ended while nothing was asked; nothing waits.
+
+        Ranks on a device run only in a step.
+        """
+        return
+
     # -- one step ------------------------------------------------------------------------------
 
     def step(

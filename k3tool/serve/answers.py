@@ -109,7 +109,7 @@ def _row(index: int, choice: Choice) -> Json:
 
 def error_json(message: str, kind: str, param: str | None = None, code: str | None = None) -> Json:
     """Return an error as a client reads it."""
-    text = printable(message)
+    text = printable("; ".join(line.strip() for line in message.splitlines()))  # hints are lines
     return {"error": {"message": text, "type": kind, "param": param, "code": code}}
 
 

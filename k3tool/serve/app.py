@@ -6,6 +6,7 @@ It holds no engine and no tokenizer, so a test drives it with a service of its o
 import asyncio
 import hmac
 import time
+import traceback
 import uuid
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import aclosing, suppress
@@ -18,7 +19,7 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response, Strea
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
-from k3tool.errors import K3Error, UsageError
+from k3tool.errors import K3Error, UsageError, quoted
 from k3tool.serve.answers import Choice, Head, Json, Usage, error_json, event, model_json
 from k3tool.serve.requests import (
     Ask,
@@ -35,6 +36,10 @@ MOST_BODY_BYTES = 32 << 20
 RETRY_SECONDS = 1  # what a client that is turned away is told to wait
 _CLIENT_GONE = 499  # never sent: the client has closed; counted under this number as proxies do
 Handler = Callable[[Request], Awaitable[Response]]
+
+
+class UnknownModelError(UsageError):
+    """Another model than the served one was asked for."""
 
 
 class App:
@@ -54,7 +59,12 @@ class App:
             Route("/v1/completions", self._counted(self._completions), methods=["POST"]),
             Route("/v1/chat/completions", self._counted(self._chat), methods=["POST"]),
         ]
-        return Starlette(routes=routes, exception_handlers={HTTPException: _http_error})
+        made = Starlette(
+            routes=routes, exception_handlers={HTTPException: _http_error, Exception: _bug}
+        )
+        # A redirect would go to whatever host the request names, without its body.
+        made.router.redirect_slashes = False
+        return made
 
     # -- around every route --------------------------------------------------------------------
 
@@ -77,11 +87,13 @@ class App:
                 return _error(401, "a wrong or no key", "authentication_error", "invalid_api_key")
             return await handler(request)
         except UsageError as error:
-            text, param = error.text(), error.object.partition("[")[0].partition(".")[0]
-            status = 404 if param == "model" and error.got != "none" else 400
-            code = "model_not_found" if status == 404 else None
+            field = error.object.partition("[")[0].partition(".")[0]
+            param = field if field.isidentifier() and field != "body" else None
+            status, code = 400, None
+            if isinstance(error, UnknownModelError):
+                status, code = 404, "model_not_found"
             return JSONResponse(
-                error_json(text, "invalid_request_error", param, code), status_code=status
+                error_json(error.text(), "invalid_request_error", param, code), status_code=status
             )
         except OverloadedError as error:
             headers = {"Retry-After": str(RETRY_SECONDS)}
@@ -126,26 +138,36 @@ class App:
 
     def _require_model(self, name: str) -> None:
         if name != self._service.served.name:
-            raise UsageError("model", got=name, need=self._service.served.name)
+            raise UnknownModelError(
+                "model", got=name or quoted(name), need=self._service.served.name
+            )
 
     # -- generating ----------------------------------------------------------------------------
 
     async def _completions(self, request: Request) -> Response:
-        asked = read_completion(read_body(await _body(request)))
-        self._require_model(asked.ask.model)
-        return await self._answer(request, asked)
+        return await self._answer(request, read_completion)
 
     async def _chat(self, request: Request) -> Response:
-        asked = read_chat(read_body(await _body(request)))
-        self._require_model(asked.ask.model)
-        return await self._answer(request, asked)
+        return await self._answer(request, read_chat)
 
-    async def _answer(self, request: Request, asked: CompletionAsk | ChatAsk) -> Response:
+    def _asked(
+        self, read: Callable[[Json], CompletionAsk | ChatAsk], raw: bytes
+    ) -> tuple[CompletionAsk | ChatAsk, list[Sequence[int]]]:
+        """Return what a body asks for, and its prompts' ids. Raises: as Service.start, as read."""
+        asked = read(read_body(raw))
+        self._require_model(asked.ask.model)
+        n_prompts = len(asked.prompts) if isinstance(asked, CompletionAsk) else 1
+        self._service.require_room(n_prompts * asked.ask.n)  # before a text is encoded for nothing
+        return asked, self._service.prompts(asked)
+
+    async def _answer(
+        self, request: Request, read: Callable[[Json], CompletionAsk | ChatAsk]
+    ) -> Response:
         """Start every generation that a body asks for, all or none, and answer."""
         service, served = self._service, self._service.served
-        channel = first_channel(asked.effort) if isinstance(asked, ChatAsk) else None
         # Off the loop: a long text takes a while, and others' tokens wait for the loop.
-        prompts = await asyncio.to_thread(service.prompts, asked)
+        asked, prompts = await asyncio.to_thread(self._asked, read, await _body(request))
+        channel = first_channel(asked.effort) if isinstance(asked, ChatAsk) else None
         started = service.start(prompts, asked.ask, channel)
         kind = "cmpl" if channel is None else "chatcmpl"
         head = Head(
@@ -262,6 +284,12 @@ def _error(
     status: int, message: str, kind: str, code: str, headers: dict[str, str] | None = None
 ) -> Response:
     return JSONResponse(error_json(message, kind, None, code), status_code=status, headers=headers)
+
+
+async def _bug(request: Request, error: Exception) -> Response:
+    """Answer what should not happen, and say on stderr what it was: the server goes on."""
+    traceback.print_exception(error)
+    return _error(500, "a fault of the server", "server_error", "internal_error")
 
 
 async def _http_error(request: Request, error: Exception) -> Response:

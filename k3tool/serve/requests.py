@@ -21,6 +21,7 @@ MOST_STOPS = 16
 MOST_CHOICES = 128
 MOST_PROMPTS = 2048
 MOST_SEED = 2**64 - 1
+MOST_BRACKETS = 1 << 20  # of a body, in its texts as well
 
 Prompt = str | tuple[int, ...]
 
@@ -155,11 +156,13 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "tools": ([],), "tool_choice": ("none", "auto"), "parallel_tool_calls": (True, False),
     "functions": ([],), "function_call": ("none", "auto"),
     "response_format": ({"type": "text"},), "modalities": (["text"],),
+    "verbosity": ("medium",), "audio": (), "web_search_options": (), "moderation": (),
 }  # fmt: skip
-# Of the client's account, and nothing that an engine could do otherwise.
-_SILENT = frozenset(
-    {"user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key"}
-)
+# Of the client's account, or of speed alone: nothing that would make another answer.
+_SILENT = frozenset({
+    "user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key",
+    "prompt_cache_retention", "prompt_cache_options", "prediction",
+})  # fmt: skip
 
 
 def _is_same(value: Any, kept: Any) -> bool:
@@ -181,7 +184,7 @@ def _read(body: Mapping[str, Any], taken: Mapping[str, Any], own: frozenset[str]
         elif name not in _NEUTRAL:
             raise UsageError(name, got="a field that is not known here", need="a known one")
         elif not any(_is_same(value, kept) for kept in _NEUTRAL[name]):
-            allowed = " or ".join(quoted(kept) for kept in _NEUTRAL[name])
+            allowed = " or ".join(quoted(kept) for kept in _NEUTRAL[name] or (None,))
             raise _refuse(name, value, f"{allowed}: nothing else is served")
     if "model" not in found:
         raise UsageError("model", got="none", need="the served model's name (GET /v1/models)")
@@ -192,6 +195,10 @@ def _read(body: Mapping[str, Any], taken: Mapping[str, Any], own: frozenset[str]
 
 def read_body(raw: bytes) -> dict[str, Any]:
     """Return a body's JSON object. Raises: UsageError in words."""
+    # Python holds every thread up while it builds a value: millions of lists take it many seconds.
+    n_brackets = raw.count(b"[") + raw.count(b"{")
+    if n_brackets > MOST_BRACKETS:
+        raise UsageError("body", got=f"{n_brackets} brackets", need=f"at most {MOST_BRACKETS}")
     try:
         value = parse_json(raw)
     except ValueError as error:

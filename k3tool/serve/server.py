@@ -1,12 +1,16 @@
 """The socket and the HTTP server: bound before anything is read, closed when the engine is."""
 
+import asyncio
 import socket
+import time
 from collections.abc import Callable
 from contextlib import suppress
 
 from k3tool.errors import TargetError, UsageError
 
 _BACKLOG = 128
+_LAST_WORDS_SECONDS = 2  # for answers that end to say so
+_TICK_SECONDS = 0.05
 _INSTALL = "pip install 'k3tool[serve]'"
 
 
@@ -53,24 +57,55 @@ def require_server() -> None:
 
 
 class Server:
-    """uvicorn on one socket, until a signal or `stop`."""
+    """uvicorn on one socket, until a signal or `stop`.
 
-    def __init__(self, app: Callable[..., object], *, grace_seconds: int, logs: bool) -> None:
-        """Take an ASGI application. At the end answers that run have `grace_seconds` left."""
+    `on_ready` is called on the loop when requests are answered and signals are heard, `on_end` when
+    what still runs is to end: `grace_seconds` after a signal or `stop`, or at a second Ctrl-C.
+    """
+
+    def __init__(
+        self, app: Callable[..., object], *, grace_seconds: int, logs: bool,
+        on_ready: Callable[[], None] = lambda: None, on_end: Callable[[], None] = lambda: None,
+    ) -> None:  # fmt: skip
+        """Take an ASGI application."""
         import uvicorn
 
-        # A log of every request is for whoever asked; faults are ours to say.
-        self._server = uvicorn.Server(
+        class Told(uvicorn.Server):
+            """uvicorn's server that says where it is."""
+
+            async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+                await super().startup(sockets)
+                on_ready()
+
+            async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+                ending = asyncio.create_task(self._end())
+                await super().shutdown(sockets)
+                ending.cancel()
+
+            async def _end(self) -> None:
+                end = time.monotonic() + grace_seconds
+                while time.monotonic() < end and not self.force_exit:
+                    await asyncio.sleep(_TICK_SECONDS)
+                on_end()
+
+        # A log of every request is for whoever asked; faults are ours to say. uvicorn's own time
+        # cuts whoever does not take the last words.
+        self._server = Told(
             uvicorn.Config(
                 app, log_level="info" if logs else "critical", access_log=logs, lifespan="off",
-                timeout_graceful_shutdown=grace_seconds, ws="none",
+                timeout_graceful_shutdown=grace_seconds + _LAST_WORDS_SECONDS, ws="none",
             )
         )  # fmt: skip
 
     def run(self, listening: socket.socket) -> None:
         """Serve. A signal that ended it is raised again, so the caller sees what it always sees."""
-        with suppress(SystemExit):
-            self._server.run(sockets=[listening])
+        with suppress(SystemExit), asyncio.Runner() as runner:
+            runner.get_loop()  # now: it takes a while, in which a signal ends what has not begun
+            serving = self._server.serve(sockets=[listening])
+            try:
+                runner.run(serving)
+            finally:
+                serving.close()  # or Python warns of one that a signal kept from beginning
 
     def stop(self) -> None:
         """End it soon; for any thread."""

@@ -9,7 +9,7 @@ import secrets
 import threading
 import time
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, field
 
 from k3tool.errors import UsageError
@@ -26,6 +26,7 @@ from k3tool.text.reply import Part, Reply
 from k3tool.text.tokenizer import Tokenizer
 
 DEFAULT_NEW = 16  # tokens of a completion whose max_tokens is not said, as in the API
+_WATCH_SECONDS = 1.0  # an engine without work is looked after so often
 _ENDING = "the service is ending"
 _ONLY_IDS = "token ids, in /v1/completions"
 Update = Choice | Exception
@@ -74,6 +75,11 @@ class Generation:
 
     # -- on the loop ---------------------------------------------------------------------------
 
+    @property
+    def is_wanted(self) -> bool:
+        """Return whether tokens of it are still to come."""
+        return not (self.is_over or (self.request is not None and self.request.is_cancelled))
+
     def listen(self, put: Put) -> None:
         """Let `put` have every update, those that came before included."""
         self._put = put
@@ -85,6 +91,10 @@ class Generation:
         """Stop it; of one that is over nothing is left to stop."""
         if self.request is not None:
             self.request.is_cancelled = True
+
+    def refuse(self, reason: Exception) -> None:
+        """Let whoever listens hear that no more comes."""
+        self._deliver(reason)
 
     def _deliver(self, update: Update) -> None:
         if self._put is None:
@@ -141,7 +151,8 @@ class Generation:
 
     def send(self, update: Update) -> None:
         """Hand an update to the loop, if it still runs."""
-        if not self._loop.is_closed():
+        # Asking first whether it is closed is not enough: it may close in between.
+        with suppress(RuntimeError):
             self._loop.call_soon_threadsafe(self._deliver, update)
 
 
@@ -151,6 +162,7 @@ class Service:
 
     `tokenizer` None: prompts are token ids, and so are answers. `on_fault` is called once, on the
     engine's thread, when the engine stops; `in_words` makes its fault one that a user reads.
+    `watch` raises where the engine stopped while nothing was asked of it.
     """
 
     served: Served
@@ -158,17 +170,22 @@ class Service:
     tokenizer: Tokenizer | None
     on_fault: Callable[[], None] = lambda: None
     in_words: Callable[[], AbstractContextManager[None]] = nullcontext
+    watch: Callable[[], None] = lambda: None
     metrics: Metrics = field(default_factory=Metrics)
     error: Exception | None = None
     _live: set[Generation] = field(default_factory=set)
+    _lock: threading.Lock = field(default_factory=threading.Lock)  # of `_live`
     _wake: threading.Event = field(default_factory=threading.Event)
     _is_closing: bool = False
     _thread: threading.Thread | None = None
     _scheduler: Scheduler = field(init=False)
+    _longest: int = field(init=False)  # bytes of a token
 
     def __post_init__(self) -> None:
         """Lay a scheduler over the engine."""
         self._scheduler = Scheduler(self.engine)
+        token_bytes = (lambda _: b"") if self.tokenizer is None else self.tokenizer.token_bytes
+        self._longest = max(len(token_bytes(token)) for token in range(self.engine.vocab))
         self.metrics.gauge("k3tool_active_sequences", lambda: self._scheduler.n_running)
         self.metrics.gauge("k3tool_waiting_sequences", lambda: self._scheduler.n_waiting)
         self.metrics.gauge("k3tool_slots", lambda: self.engine.n_slots)
@@ -186,6 +203,15 @@ class Service:
         assert self._thread is not None
         self._thread.join()
 
+    def close(self) -> None:
+        """End every answer now, and take no more; on the loop. The step that runs is not waited
+        for.
+        """
+        self._is_closing = True
+        self._wake.set()
+        for generation in self._all_live():
+            generation.refuse(StoppedError(_ENDING))
+
     @property
     def fault(self) -> str | None:
         """Return why the engine has stopped, None while it goes on."""
@@ -198,6 +224,7 @@ class Service:
         if isinstance(asked, ChatAsk):
             if self.tokenizer is None:
                 raise UsageError("messages", got="a model without a tokenizer", need=_ONLY_IDS)
+            self._require_short("messages", sum(len(message.content) for message in asked.messages))
             return [chat_ids(self.tokenizer, asked.messages, asked.effort)]
         return [self._ids(prompt) for prompt in asked.prompts]
 
@@ -206,7 +233,17 @@ class Service:
             return prompt
         if self.tokenizer is None:
             raise UsageError("prompt", got="text for a model without a tokenizer", need=_ONLY_IDS)
+        self._require_short("prompt", len(prompt))
         return self.tokenizer.encode(prompt)
+
+    def _require_short(self, name: str, n_characters: int) -> None:
+        """Refuse a text that fits in no slot however it is encoded, which would take a while."""
+        most = self.engine.context * self._longest
+        if n_characters > most:
+            raise UsageError(
+                name, got=f"{n_characters} characters", need=f"at most {most}: of the longest "
+                f"tokens {self.engine.context} positions hold no more",
+            )  # fmt: skip
 
     def start(
         self, prompts: Sequence[Sequence[int]], ask: Ask, channel: str | None
@@ -216,9 +253,7 @@ class Service:
         `channel` is the one that a conversation leaves open.
         Raises: UsageError for what fits in no slot; OverloadedError; StoppedError.
         """
-        if self.error is not None or self._is_closing:
-            raise StoppedError(self.fault or _ENDING)
-        self._require_room(len(prompts) * ask.n)
+        self.require_room(len(prompts) * ask.n)
         pairs = []
         for nth, ids in enumerate(ids for ids in prompts for _ in range(ask.n)):
             generation = self._generation(ask, nth, channel)
@@ -227,7 +262,8 @@ class Service:
             self._scheduler.check(request)
         for generation, request in pairs:
             generation.request = request
-            self._live.add(generation)
+            with self._lock:
+                self._live.add(generation)
             self._scheduler.submit(request)
             self.metrics.add("k3tool_prompt_tokens_total", len(request.prompt))
         self._wake.set()
@@ -236,11 +272,22 @@ class Service:
                 generation.send(StoppedError(self.fault or _ENDING))
         return [generation for generation, _ in pairs]
 
-    def _require_room(self, n: int) -> None:
+    def _all_live(self) -> tuple[Generation, ...]:
+        with self._lock:
+            return tuple(self._live)
+
+    def require_room(self, n: int) -> None:
+        """Refuse `n` answers more than run or may wait; for any thread.
+
+        Raises: UsageError for more than ever; OverloadedError; StoppedError.
+        """
+        if self.error is not None or self._is_closing:
+            raise StoppedError(self.fault or _ENDING)
         most = self.engine.n_slots + self.served.most_waiting
         if n > most:
             raise UsageError("n", got=f"{n} answers at once", need=f"at most {most}")
-        if self._scheduler.n_running + self._scheduler.n_waiting + n > most:
+        # Not the scheduler's counts: a request that goes from one to the other is in neither.
+        if sum(generation.is_wanted for generation in self._all_live()) + n > most:
             raise OverloadedError(f"{most} sequences run or wait: try again later")
 
     def _generation(self, ask: Ask, nth: int, channel: str | None) -> Generation:
@@ -270,21 +317,23 @@ class Service:
                 with self.in_words():
                     was_busy = self._scheduler.step()
                 self._forget()
-                if not was_busy:
-                    self._wake.wait()
+                while not (was_busy or self._wake.wait(_WATCH_SECONDS)):
+                    with self.in_words():
+                        self.watch()
         except Exception as error:  # whatever it is, nobody may wait for tokens that never come
             self.error = error
             self.on_fault()
         reason = StoppedError(self.fault or _ENDING)
-        for generation in tuple(self._live):
+        for generation in self._all_live():
             generation.end("stopped")
             generation.send(reason)
 
     def _forget(self) -> None:
         """Let go of answers that are over."""
-        for generation in tuple(self._live):
+        for generation in self._all_live():
             assert generation.request is not None
             if generation.request.is_cancelled:
                 generation.end("cancelled")
             if generation.is_over:
-                self._live.discard(generation)
+                with self._lock:
+                    self._live.discard(generation)

@@ -1,6 +1,8 @@
 """Continuous batching on an engine that only checks what it is asked: who gets what, and when."""
 
+import gc
 import random
+import weakref
 from collections.abc import Sequence
 from typing import Any
 
@@ -63,6 +65,10 @@ class Heard:
     @property
     def reason(self) -> str | None:
         return self.tokens[-1].reason if self.tokens else None
+
+
+class Seen(list[int]):
+    """A prompt of which it can be told whether somebody still holds it."""
 
 
 def alone(prompt: Sequence[int], most_new: int) -> list[int]:
@@ -152,6 +158,27 @@ def test_a_cancelled_one_leaves_its_slot_at_once() -> None:
     assert next_one.ids == [7]  # in the very next step
     scheduler.run()
     assert (len(running.tokens), waiting.tokens, next_one.ids) == (1, [], [7, 14])
+
+
+def test_who_leaves_the_queue_is_let_go_while_slots_are_taken() -> None:
+    """Or those who come and go would pile up behind one that takes long."""
+    scheduler = Scheduler(CheckingEngine(n_slots=1))
+    scheduler.submit(Heard([1], 50).request)
+    scheduler.step()
+    prompts = [Seen([1]) for _ in range(3)]
+    kept = [weakref.ref(prompt) for prompt in prompts]
+    waiting = [Heard(prompt, 2).request for prompt in prompts]
+    for request in waiting:
+        scheduler.submit(request)
+    scheduler.cancel(waiting[0])
+    scheduler.cancel(waiting[2])
+    scheduler.step()
+    del prompts, waiting, request
+    gc.collect()
+    assert [reference() is None for reference in kept] == [True, False, True]
+    assert scheduler.n_waiting == 1
+    scheduler.run()
+    assert (scheduler.n_running, scheduler.n_waiting) == (0, 0)
 
 
 def test_one_cancelled_by_what_another_is_told_hears_nothing_more() -> None:

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from k3tool.errors import UsageError
-from k3tool.serve.requests import Ask, read_body, read_chat, read_completion
+from k3tool.serve.requests import MOST_BRACKETS, Ask, read_body, read_chat, read_completion
 from k3tool.text.chat import NO_THINKING, Message
 
 HELLO = [{"role": "user", "content": "hello"}]
@@ -164,3 +164,38 @@ def test_any_json_is_read_or_refused(body: dict[str, Any], is_chat: bool) -> Non
 @given(st.dictionaries(st.text(max_size=5), st.integers() | st.text(), max_size=5))
 def test_a_body_comes_out_as_it_was_sent(body: dict[str, Any]) -> None:
     assert read_body(json.dumps(body).encode()) == body
+
+
+def test_a_body_of_brackets_is_not_built() -> None:
+    """Millions of lists would hold up every thread; as many as a long text may have are read."""
+    with pytest.raises(UsageError, match="body: got 1048577 brackets, need at most 1048576"):
+        read_body(b"[" * (MOST_BRACKETS + 1))
+    with pytest.raises(UsageError, match="invalid JSON"):
+        read_body(b"[" * MOST_BRACKETS)
+
+
+@pytest.mark.parametrize("kind", ["chat", "completion"])
+def test_every_field_of_the_official_client_is_known(kind: str) -> None:
+    """Taken, or refused as not served; "not known" is for misspelt names."""
+    openai = pytest.importorskip("openai", reason="NOT RUN: openai is not installed")
+    types = openai.types.chat if kind == "chat" else openai.types
+    fields = types.completion_create_params.CompletionCreateParamsBase.__annotations__
+    read = read_chat if kind == "chat" else read_completion
+    base = {"model": "m", "messages": [{"role": "user", "content": "x"}]}
+    body: dict[str, Any] = base if kind == "chat" else {"model": "m", "prompt": "x"}
+    assert len(fields) > 15
+    for field in set(fields) - set(body):
+        said = ""
+        try:
+            read({**body, field: {"no": "value"}})
+        except UsageError as error:
+            said = error.text()
+        assert "not known" not in said
+    with pytest.raises(UsageError, match="verbosit: got a field that is not known"):
+        read({**body, "verbosit": "low"})
+
+
+def test_a_field_that_is_never_served() -> None:
+    assert read_chat({"model": "m", "messages": [{"role": "user", "content": "x"}], "audio": None})
+    with pytest.raises(UsageError, match=r"web_search_options: got .*, need null: nothing else"):
+        read_chat({"model": "m", "messages": [], "web_search_options": {}})

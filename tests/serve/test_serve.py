@@ -1,6 +1,8 @@
 """OpenAI's client against a served sample: what it gets is what `run` gives, whoever else asks."""
 
 import json
+import socket
+import struct
 import urllib.request
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -173,6 +175,7 @@ def test_another_model_or_key(client: Any, server: ServerProcess) -> None:
     [
         ("completions", b"{", 400), ("completions", b"[]", 400), ("chat/completions", b"", 400),
         ("completions", b'{"model": "tiny", "model": "tiny", "prompt": "x"}', 400),
+        ("completions/", b"{}", 404), ("completions", b'{"model": 5, "prompt": "x"}', 400),
         ("completions", b"\xff\xfe", 400), ("embeddings", b"{}", 404), ("models", b"{}", 405),
         ("completions", b" " * ((32 << 20) + 1), 413),
     ],
@@ -214,6 +217,26 @@ def test_who_leaves_frees_a_slot(client: Any, server: ServerProcess) -> None:
         client.with_options(timeout=0.1).completions.create(**asked)
     until(lambda: metric(server, "k3tool_active_sequences") == 0)
     assert metric(server, "k3tool_waiting_sequences") == 0
+
+
+def test_clients_that_leave_at_any_point(client: Any, server: ServerProcess) -> None:
+    """In the head, in the body, before, while and after it answers; slots and counts come back."""
+    body = json.dumps({"model": "tiny", "prompt": [3], "max_tokens": 400, "ignore_eos": True})
+    head = (
+        f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {KEY}\r\n"
+        f"Content-Length: {len(body)}\r\n\r\n"
+    )
+    sent = (head + body).encode()
+    port = int(server.url.split(":")[2].split("/")[0])
+    for nth, length in enumerate((1, 40, len(head), len(sent) - 1, *[len(sent)] * 8)):
+        with socket.create_connection(("127.0.0.1", port)) as leaving:
+            leaving.sendall(sent[:length])
+            if nth % 3 == 0:  # a reset, no orderly end
+                linger = struct.pack("ii", 1, 0)
+                leaving.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
+    until(lambda: metric(server, "k3tool_active_sequences") == 0)
+    assert metric(server, "k3tool_waiting_sequences") == 0
+    assert greedy(client, [3], 2).choices
 
 
 def test_the_page_s_example(server: ServerProcess, capsys: pytest.CaptureFixture[str]) -> None:

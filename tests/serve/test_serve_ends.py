@@ -3,13 +3,15 @@
 import os
 import signal
 import socket
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.serve.conftest import PATIENCE, ServerProcess, until
+from tests.serve.conftest import PATIENCE, REPO, ServerProcess, until
 
 openai = pytest.importorskip("openai", reason="NOT RUN: openai is not installed")
 Start = Callable[..., ServerProcess]
@@ -36,7 +38,7 @@ def test_a_signal(start: Start, number: int, code: int) -> None:
         )
         next(iter(stream))
         assert server.end(number)[0] == code
-        with pytest.raises(openai.APIError):
+        with pytest.raises(openai.APIError, match="the service is ending"):
             list(stream)
     assert all(map(is_gone, ranks))
 
@@ -56,6 +58,45 @@ def test_a_rank_that_dies(start: Start) -> None:
     code, said = server.wait()
     assert code == 4
     assert "k3tool serve: rank 1: got killed by SIGKILL" in said
+    assert "Traceback" not in said
+
+
+def test_a_rank_that_dies_while_nothing_is_asked(start: Start) -> None:
+    """Nobody is told that all is well until the next request finds out."""
+    server = start("--tp", 2)
+    os.kill(server.ranks[0], signal.SIGKILL)
+    code, said = server.wait()
+    assert code == 4
+    assert "k3tool serve: rank 0: got killed by SIGKILL" in said
+
+
+def test_a_rank_that_is_stopped(start: Start) -> None:
+    """Who waits for the whole answer is told within the deadline, hint and all in one line."""
+    server = start("--tp", 2, "--deadline", 1)
+    ranks = server.ranks
+    os.kill(ranks[1], signal.SIGSTOP)
+    with client_of(server) as client, pytest.raises(openai.InternalServerError) as told:
+        client.completions.create(model="tiny", prompt=[1], max_tokens=400)
+    assert told.value.status_code == 503
+    assert "rank 1: got stopped by a signal" in told.value.message
+    assert "; hint: let it run" in told.value.message
+    assert server.wait()[0] == 4
+    assert all(map(is_gone, ranks))
+
+
+def test_nobody_hears_the_address(sample: Path, tmp_path: Path) -> None:
+    """Whatever took stdout has gone: a server that nobody can find does not stay."""
+    gone, stdout = os.pipe()
+    os.close(gone)
+    process = subprocess.Popen(
+        [sys.executable, "-m", "stages.cli", "serve", str(sample), "--port", "0",
+         "--cache", str(tmp_path)],
+        stdout=stdout, stderr=subprocess.PIPE, text=True, cwd=REPO,
+    )  # fmt: skip
+    os.close(stdout)
+    said = process.communicate(timeout=PATIENCE)[1]
+    assert process.returncode == 1, said
+    assert "k3tool serve: stdout: got closed, need a reader of the address" in said
     assert "Traceback" not in said
 
 
