@@ -113,7 +113,7 @@ def embedded(folder: Checkpoint, ids: Sequence[int]) -> Array:
     info, rows = folder.tensor_info(name), []
     for token in ids:
         if not 0 <= token < info.shape[0]:
-            raise UsageError("--prompt", got=token, need=f"ids below {info.shape[0]}")
+            raise UsageError("--ids", got=token, need=f"ids below {info.shape[0]}")
         data = bytearray(info.shape[1] * 2)
         folder.read_into(info, info.offset + token * len(data), memoryview(data))
         rows.append((np.frombuffer(data, "<u2").astype(np.uint32) << 16).view(np.float32))

@@ -32,27 +32,16 @@ def parse_kept(text: str) -> Kept:
     return Kept(first, last, frozenset(chosen) if colon else None)
 
 
-def parse_layers(text: str, option: str = "--layers") -> tuple[int, ...]:
-    """Return the layers of `0,3,5-7`, sorted. Raises: UsageError."""
-    chosen: set[int] = set()
-    for part in text.split(","):
-        lo, hi = _range(part, text, option)
-        chosen.update(range(lo, hi + 1))
-    return tuple(sorted(chosen))
-
-
 _MOST = 1 << 24  # positions: kernels_cpu/hashes.h has 32 bits for them, a context never as many
 
 
-def _range(text: str, whole: str, option: str = "--trace-at") -> tuple[int, int]:
+def _range(text: str, whole: str) -> tuple[int, int]:
     words = [word.strip() for word in text.split("-")]
     good = all(w.isascii() and w.isdigit() and len(w) < 9 for w in words) and len(words) <= 2
     numbers = [int(word) for word in words] if good else [1, 0]
     if numbers[0] > numbers[-1] or numbers[-1] >= _MOST:
         need = "numbers such as 5, 0-7 or 5:0,3-6 (positions:layers)"
-        if option != "--trace-at":
-            need = "numbers such as 0,3,5-7"
-        raise UsageError(option, got=quoted(whole), need=need)
+        raise UsageError("--trace-at", got=quoted(whole), need=need)
     return numbers[0], numbers[-1]
 
 

@@ -13,7 +13,6 @@ from k3tool.errors import UsageError
 from k3tool.runtime.interpreter import LEAVES, check_leaves, load
 from k3tool.runtime.options import parse_ids
 from k3tool.tables import bytes_text, count_text
-from k3tool.trace.kept import parse_layers
 from k3tool.verdict import require
 from stages import options as common
 from stages.verify import shared
@@ -52,7 +51,7 @@ def run(options: Options, say: Callable[[str], None] | None = None) -> Result:
     """
     tokens = options.tokens if options.prompt is None else len(options.prompt) - 1
     if not 2 <= tokens <= MOST_TOKENS:
-        name = "--tokens" if options.prompt is None else "--prompt"
+        name = "--tokens" if options.prompt is None else "--ids"
         extra = 0 if options.prompt is None else 1
         need = f"{2 + extra} to {MOST_TOKENS + extra} tokens: some in one step, and one decoded"
         raise UsageError(name, got=f"{tokens + extra}", need=need)
@@ -79,12 +78,13 @@ def run(options: Options, say: Callable[[str], None] | None = None) -> Result:
 @click.command("blocks", short_help="Check ops and sub-layers of chosen layers against NumPy.")
 @click.argument("source", type=common.PATH, required=False)
 @common.shards()
-@click.option("--layers", metavar="0,3,5-7",
-              help="Layers to check. Default: the first of each kind, and the last.")  # fmt: skip
+@click.option("--layers", metavar="LIST", callback=common.layer_list,
+              help="Layers to check, such as 0,3-5. Default: the first of each kind, and the "
+              "last.")  # fmt: skip
 @click.option("--against", type=common.PATH, metavar="CKPT",
               help="Take the reference's weights from here instead: a checkpoint that shards were "
               "made of, say.")  # fmt: skip
-@click.option("--prompt", metavar="1,2,3",
+@click.option("--ids", metavar="1,2,3",
               help="Embed these ids as what comes into each layer, instead of noise.")  # fmt: skip
 @click.option("--tokens", type=common.POSITIVE, default=3, show_default=True,
               help="Positions in the prefill step; one more is decoded.")  # fmt: skip
@@ -96,9 +96,9 @@ def run(options: Options, say: Callable[[str], None] | None = None) -> Result:
 @shared.strict()
 @common.as_json()
 def command(
-    source: Path | None, shards: tuple[Path, ...], layers: str | None, against: Path | None,
-    prompt: str | None, tokens: int, plain: bool, numerics: str | None, leaves: str,
-    strict: bool, as_json: bool,
+    source: Path | None, shards: tuple[Path, ...], layers: tuple[int, ...] | None,
+    against: Path | None, ids: str | None, tokens: int, plain: bool, numerics: str | None,
+    leaves: str, strict: bool, as_json: bool,
 ) -> None:  # fmt: skip
     """Run chosen layers one by one, and hold every op and sub-layer against NumPy in float64.
 
@@ -115,9 +115,8 @@ def command(
     """
     folders = common.folders_of(source, shards)
     options = Options(
-        folders, None if layers is None else parse_layers(layers), against,
-        None if prompt is None else parse_ids(prompt, "--prompt"), numerics or "f32", tokens, plain,
-        leaves, strict=strict,
+        folders, layers, against, None if ids is None else parse_ids(ids), numerics or "f32",
+        tokens, plain, leaves, strict=strict,
     )  # fmt: skip
     result = run(options, lambda text: click.echo(text, err=True))
     if as_json:

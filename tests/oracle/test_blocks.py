@@ -204,7 +204,7 @@ def test_a_layer_of_each_kind_is_chosen(oracle: Oracle) -> None:
 
 
 def test_the_command_prints_and_counts(k3tool: Callable[..., Outcome], oracle: Oracle) -> None:
-    asked = ("verify", "blocks", oracle("tiny13"), "--layers", "0-1", "--prompt", "3,141,59,26")
+    asked = ("verify", "blocks", oracle("tiny13"), "--layers", "0-1", "--ids", "3,141,59,26")
     found = json.loads(k3tool(*asked, "--json").out)
     assert (found["sound"], found["layers"]) == (True, [0, 1])
     assert found["input"].startswith("embedded ids")

@@ -20,6 +20,7 @@ TYPE_NAMES = {"INTEGER", "FLOAT", "INTEGER RANGE", "FLOAT RANGE", "FILENAME", "D
 TWO_MEANINGS = {
     "--weights": "run: how they are held; verify coverage: where they are",
     "--preset": "run: an amount of memory; sample: a shape of model",
+    "--against": "inspect: a fingerprint's file; verify blocks: the checkpoint to compare with",
     "--batch": "run: a file of requests; compile-plan: how many sequences a program holds",
 }
 # Words of a shell that end one command or lead its output elsewhere.
