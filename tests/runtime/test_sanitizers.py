@@ -16,6 +16,7 @@ from k3tool.isa.columns import Columns
 from k3tool.runtime.build import build
 from k3tool.runtime.options import RunOptions
 from k3tool.runtime.run import run_model
+from k3tool.trace.kept import Kept
 from tests.runtime import toy
 from tests.runtime.test_memory_budget import plan_with
 
@@ -26,6 +27,7 @@ UNITS = (
     "team",
     "waiting",
     "observe",
+    "hashes",
     "io",
     "devices",
     "residency",
@@ -60,7 +62,8 @@ def thread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def whole_model(source: Path, cache: Path, interpreter: Path, tp: int) -> tuple[int, ...]:
     options = RunOptions(
         source, (5, 9, 2, 40, 7), 3, tp=tp, threads=2, leaves="scalar", cache=cache,
-        ignore_eos=True, interpreter=interpreter,
+        ignore_eos=True, interpreter=interpreter, trace_hashes=cache.parent / "trace.h5",
+        trace_at=Kept(0, 6),
     )  # fmt: skip
     return run_model(options).tokens
 
