@@ -4,7 +4,9 @@ import hashlib
 import ipaddress
 import sys
 import time
+from collections.abc import Callable
 from contextlib import closing
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +28,57 @@ from stages.engine_options import engine_options, run_options
 DEFAULT_SLOTS, DEFAULT_WAITING, DEFAULT_PORT, DEFAULT_GRACE = 4, 64, 8000, 10
 LOCALHOST = "127.0.0.1"
 _MOST_PORT = 65_535
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What to serve and to whom. `engine.batch` are the slots, `name` None is the folder's.
+
+    `waiting` sequences may wait for a slot; `key` None lets anybody ask; `grace` in seconds.
+    """
+
+    engine: RunOptions
+    host: str = LOCALHOST
+    port: int = DEFAULT_PORT
+    waiting: int = DEFAULT_WAITING
+    key: str | None = None
+    name: str | None = None
+    grace: int = DEFAULT_GRACE
+    logs: bool = False
+
+
+def run(options: Options, on_ready: Callable[[str], None], say: Say, note: Say) -> None:
+    """Serve until a signal or a fault; `on_ready` gets the address once requests are answered.
+
+    Raises: UsageError for an address that cannot be had, before anything is read; as
+    k3tool.runtime.prepare.prepare; the fault that ended the engine.
+    """
+    require_server()
+    with closing(bind(options.host, options.port)) as listening:
+        if options.key is None and not _is_local(listening.getsockname()[0]):
+            note(f"no --api-key-file: anybody who reaches {url_of(listening)} may ask")
+        slots = options.engine.batch or 1
+        job = prepare(options.engine, say, note, is_engine=True, logits_rows=slots)
+        with running(job, say) as engine:
+            from k3tool.serve.app import App  # its package is an extra's
+
+            service = Service(
+                served_of(job, options.name, options.waiting), engine,
+                tokenizer_of(job, options.engine), in_words=job.faults_in_words,
+                watch=engine.watch,
+            )  # fmt: skip
+            server = Server(
+                App(service, options.key).asgi(), grace_seconds=options.grace, logs=options.logs,
+                on_ready=lambda: on_ready(url_of(listening)), on_end=service.close,
+            )  # fmt: skip
+            service.on_fault = server.stop
+            with service:
+                note(f"{service.served.name}: {count_text(engine.n_slots, 'slot')} of "
+                     f"{count_text(engine.context, 'position')}")  # fmt: skip
+                server.run(listening)
+            if service.error is not None:
+                raise service.error
 
 
 @click.command("serve")
@@ -69,10 +122,7 @@ _MOST_PORT = 65_535
     help="At the end, time for answers that are being given.",
 )
 @common.verbose("Say more on stderr, and a line for each request.")
-def command(
-    waiting: int, host: str, port: int, api_key_file: Path | None, name: str | None, grace: int,
-    verbose: bool, **given: Any,
-) -> None:  # fmt: skip
+def command(api_key_file: Path | None, verbose: bool, **given: Any) -> None:
     """Serve a model to OpenAI's clients, from this machine.
 
     The address goes to stdout when the engine is ready: /v1/models, /v1/completions,
@@ -84,11 +134,11 @@ def command(
     Example:
       k3tool serve CKPT
       k3tool serve SHARDS --slots 8 --port 0 --api-key-file key.txt
-      curl localhost:8000/v1/completions -d '{"model": "CKPT", "prompt": "Hello"}'
     """
     require_server()
     key = None if api_key_file is None else read_key(api_key_file)
-    options = run_options(given, ids=(), gen=1)
+    own = {name: given.pop(name) for name in ("host", "port", "waiting", "name", "grace")}
+    engine = run_options(given, ids=(), gen=1)
 
     def say(text: str) -> None:
         if verbose or sys.stderr.isatty():
@@ -97,28 +147,7 @@ def command(
     def note(text: str) -> None:
         click.echo(text, err=True)
 
-    with closing(bind(host, port)) as listening:
-        if key is None and not _is_local(listening.getsockname()[0]):
-            note(f"no --api-key-file: anybody who reaches {url_of(listening)} may ask")
-        job = prepare(options, say, note, is_engine=True, logits_rows=given["batch"])
-        with running(job, say) as engine:
-            from k3tool.serve.app import App  # their package is an extra's
-
-            service = Service(
-                served_of(job, name, waiting), engine, tokenizer_of(job, options),
-                in_words=job.faults_in_words, watch=engine.watch,
-            )  # fmt: skip
-            server = Server(
-                App(service, key).asgi(), grace_seconds=grace, logs=verbose,
-                on_ready=lambda: _print_address(url_of(listening)), on_end=service.close,
-            )  # fmt: skip
-            service.on_fault = server.stop
-            with service:
-                note(f"{service.served.name}: {count_text(engine.n_slots, 'slot')} of "
-                     f"{count_text(engine.context, 'position')}")  # fmt: skip
-                server.run(listening)
-            if service.error is not None:
-                raise service.error
+    run(Options(engine, key=key, logs=verbose, **own), _print_address, say, note)
 
 
 def _print_address(url: str) -> None:

@@ -181,8 +181,8 @@ def test_routes_and_candidates_are_read_as_ids() -> None:
         ({"layers": (13,)}, "--layers: got 13"),
         ({"tokens": 1}, "--tokens: got 1"),
         ({"tokens": 64}, "--tokens: got 64"),
-        ({"prompt": parse_ids("1,2")}, "--prompt: got 2"),
-        ({"prompt": (1, 2, 1 << 20)}, "--prompt: got 1048576"),
+        ({"prompt": parse_ids("1,2")}, "--ids: got 2"),
+        ({"prompt": (1, 2, 1 << 20)}, "--ids: got 1048576"),
     ],
 )
 def test_what_does_not_fit_is_refused(oracle: Oracle, change: dict[str, object], said: str) -> None:
