@@ -7,7 +7,6 @@ import shlex
 import subprocess
 import sys
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -98,9 +97,13 @@ def ask(row: Row, place: Path, k3tool: Run) -> tuple[int, str, str]:
 require_device = gpu_device.require_device
 
 
-def no_driver(name: str) -> ctypes.CDLL:
-    """Refuse a driver as a machine without one does: the page is of such a machine."""
-    raise OSError(name)
+def without_driver(target: str, *asked: object) -> None:
+    """Refuse a device as a machine without a driver does: the page is of such a machine."""
+
+    def absent(name: str) -> ctypes.CDLL:
+        raise OSError(name)
+
+    require_device(target, absent)
 
 
 @pytest.mark.parametrize(("code", "row"), ROWS, ids=[row.wrong for _, row in ROWS])
@@ -109,7 +112,7 @@ def test_every_refusal(
 ) -> None:
     monkeypatch.chdir(place / "work")
     monkeypatch.setenv("XDG_CACHE_HOME", str(place / "cache"))
-    monkeypatch.setattr(gpu_device, "require_device", partial(require_device, load=no_driver))
+    monkeypatch.setattr(gpu_device, "require_device", without_driver)
     before = sorted(os.listdir())
     got, out, err = ask(row, place, k3tool)
     assert got == code, f"{row.command}: {got}\n{out}{err}"
