@@ -58,13 +58,19 @@ def compile_small(vendor, body, flags=None, compiler=None):
 
 @pytest.fixture(scope="module")
 def outcomes():
-    """Return ``of(target)``, compiling each target once."""
+    """Return ``of(target)``, compiling once the build of each target that holds most.
+
+    `make compile-gpu` compiles the others, which is minutes more.
+    """
     made = {}
 
     def of(target):
         compiler_for(target)
         if target not in made:
-            made[target] = compile_gpu.compile_target(target)
+            made[target] = [
+                compile_gpu._compile(target, phases, ops, BUILDS[target, phases[0]][0])
+                for phases, ops in gpu_source.builds(compile_gpu.all_ops(target)).items()
+            ]
         return made[target]
 
     return of
@@ -77,7 +83,7 @@ def test_every_interpreter_compiles(outcomes, target):
     found = outcomes(target)
     for phase in ALL_PHASES:
         sources = [outcome.source for outcome in found if phase in outcome.phases]
-        assert sources == [build.source for build in BUILDS[target, phase]]
+        assert sources == [BUILDS[target, phase][0].source]
     for outcome in found:
         assert outcome.status == "PASS", outcome.detail
         assert outcome.ops == tuple(
@@ -89,8 +95,7 @@ def test_every_interpreter_compiles(outcomes, target):
         assert set(kernels) == {"k3_interp", "k3_canary", "k3_barrier"}
         assert kernels["k3_interp"].spills == 0
         assert kernels["k3_interp"].code_bytes > 50_000  # dozens of bodies, not an emptied kernel
-        tile = 30_000 if "flash" in outcome.source else 0
-        assert tile + 200 < kernels["k3_interp"].shared_bytes < tile + 16_000  # the block's state
+        assert 40_000 < kernels["k3_interp"].shared_bytes < 48 << 10  # a tile, the block's state
         json.loads(compile_gpu._as_json(outcome))
 
 
