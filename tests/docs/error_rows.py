@@ -23,7 +23,7 @@ k3tool shard ckpt --tp 2 -o shards
 k3tool compile-plan shards -o plan.h5
 k3tool emit-isa plan.h5 -o isa.h5
 k3tool run shards --isa isa.h5 --ids 1,2,3 --gen 8 --ignore-eos -o tokens.h5
-k3tool run ckpt --ids 3,2,1 --gen 8 --ignore-eos -o other-prompt.h5
+k3tool run ckpt --ids 3,2,1 --gen 8 --ignore-eos -o other-prompt.h5 --save-state state.h5
 k3tool compile-plan ckpt --tp 1 --eps l2norm=0.5 -o other-eps.h5
 k3tool run ckpt --plan other-eps.h5 --ids 1,2,3 --gen 8 --ignore-eos -o other-eps-tokens.h5
 cp -r ckpt missing; rm missing/model-00002-of-000011.safetensors
@@ -85,6 +85,7 @@ ARTIFACT = (
     Row("weights of another checkpoint", "k3tool verify coverage isa.h5 --weights other"),
     Row("streams of another arithmetic",
         "k3tool run shards --isa isa.h5 --ids 1 --numerics bf16"),
+    Row("a state of another checkpoint", "k3tool run other --load-state state.h5 --gen 2"),
     Row("shards that were edited", "k3tool run edited --ids 1"),
     Row("a rank is missing", "k3tool run half --ids 1"),
     Row("one rank for all", "k3tool run shards/rank-00-of-02 --ids 1"),
