@@ -13,7 +13,7 @@ from typing import Any
 import click
 
 from k3tool.checkpoint.regular_file import read_regular
-from k3tool.errors import K3Error, UsageError
+from k3tool.errors import K3Error, UsageError, quoted
 from k3tool.runtime.cache import cache_folder
 from k3tool.runtime.options import RunOptions
 from k3tool.runtime.prepare import Job, prepare, running
@@ -21,6 +21,7 @@ from k3tool.runtime.stop_ids import stop_ids
 from k3tool.serve.server import Server, bind, require_server, url_of
 from k3tool.serve.service import Served, Service
 from k3tool.tables import count_text
+from k3tool.targets import MOST
 from k3tool.text.tokenizer import Tokenizer, has_tokenizer, open_tokenizer
 from stages import options as common
 from stages.engine_options import engine_options, run_options
@@ -58,8 +59,8 @@ def run(options: Options, on_ready: Callable[[str], None], say: Say, note: Say) 
     with closing(bind(options.host, options.port)) as listening:
         if options.key is None and not _is_local(listening.getsockname()[0]):
             note(f"no --api-key-file: anybody who reaches {url_of(listening)} may ask")
-        slots = options.engine.batch or 1
-        job = prepare(options.engine, say, note, is_engine=True, logits_rows=slots)
+        # The program says how many slots there are: --isa and --plan have theirs.
+        job = prepare(options.engine, say, note, is_engine=True, logits_rows=MOST["batch"])
         with running(job, say) as engine:
             from k3tool.serve.app import App  # its package is an extra's
 
@@ -86,10 +87,9 @@ def run(options: Options, on_ready: Callable[[str], None], say: Say, note: Say) 
 @click.option(
     "--slots",
     "batch",
-    type=common.POSITIVE,
-    default=DEFAULT_SLOTS,
-    show_default=True,
-    help="Sequences at once; each holds a context of its own in memory.",
+    type=click.IntRange(1, MOST["batch"]),
+    help="Sequences at once; each holds a context of its own in memory. Default: "
+    f"{DEFAULT_SLOTS}, or what --isa or --plan was compiled with.",
 )
 @click.option(
     "--waiting",
@@ -138,6 +138,11 @@ def command(api_key_file: Path | None, verbose: bool, **given: Any) -> None:
     require_server()
     key = None if api_key_file is None else read_key(api_key_file)
     own = {name: given.pop(name) for name in ("host", "port", "waiting", "name", "grace")}
+    name = own["name"]
+    if name is not None and not (name and name.isprintable()):
+        raise UsageError("--name", got=quoted(name), need="a name in characters that can be shown")
+    if given["batch"] is None and given["isa"] is None and given["plan"] is None:
+        given["batch"] = DEFAULT_SLOTS
     engine = run_options(given, ids=(), gen=1)
 
     def say(text: str) -> None:

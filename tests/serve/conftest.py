@@ -61,9 +61,14 @@ def sample(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def start(sample: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., ServerProcess]:
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the folder that all servers build into."""
+    return tmp_path_factory.mktemp("serve-cache")
+
+
+@pytest.fixture(scope="session")
+def start(sample: Path, cache: Path) -> Callable[..., ServerProcess]:
     """Return a function that starts a server of the sample with a few slots."""
-    cache = tmp_path_factory.mktemp("serve-cache")
 
     def started(*more: object) -> ServerProcess:
         return ServerProcess(

@@ -1,5 +1,7 @@
 """Counts come out as Prometheus reads them."""
 
+from pathlib import Path
+
 import pytest
 
 from k3tool.serve.metrics import SERIES, Metrics
@@ -25,3 +27,9 @@ def test_an_unknown_series() -> None:
         Metrics().add("k3tool_slots")
     with pytest.raises(KeyError):
         Metrics().gauge("other", lambda: 1)
+
+
+def test_the_page_has_every_series() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "serve.md").read_text()
+    rows = [line for line in page.splitlines() if line.startswith("| `k3tool_")]
+    assert rows == [f"| `{name}` | {kind} | {text} |" for name, (kind, text) in SERIES.items()]

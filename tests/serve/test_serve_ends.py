@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 
-from tests.serve.conftest import PATIENCE, REPO, ServerProcess, until
+from k3tool.isa.stream import load_isa
+from tests.serve.conftest import PATIENCE, REPO, SLOTS, ServerProcess, until
 
 openai = pytest.importorskip("openai", reason="NOT RUN: openai is not installed")
 Start = Callable[..., ServerProcess]
@@ -116,6 +117,9 @@ def test_a_port_in_use(sample: Path, tmp_path: Path, k3tool_process: Callable[..
         (("--host", "no.such.host.invalid"), 2, "--host: got no.such.host.invalid"),
         (("--api-key-file", "absent"), 3, "absent: got "),
         (("--slots", 0), 2, "--slots"),
+        (("--slots", 5000), 2, "--slots"),
+        (("--name", ""), 2, '--name: got "", need a name'),
+        (("--name", "a\nb"), 2, "--name: got "),
         (("--memory", "1MB"), 5, "need at least"),
     ],
 )
@@ -138,8 +142,12 @@ def test_without_the_packages(
     assert "pip install 'k3tool[serve]'" in outcome.err
 
 
-def test_an_open_door_is_said(start: Start) -> None:
-    server = start("--host", "0.0.0.0")
+def test_an_open_door_is_said(start: Start, sample: Path, cache: Path) -> None:
+    """And --isa alone brings its own number of slots."""
+    start().end()
+    isa = next(path for path in cache.glob("*.isa.h5") if load_isa(path).params["tp"] == 1)
+    server = ServerProcess(sample, "--port", 0, "--isa", isa, "--host", "0.0.0.0", "--cache", cache)
     until(lambda: bool(server.ranks))
     _, said = server.end()
     assert "no --api-key-file: anybody who reaches" in said
+    assert f"{SLOTS} slots of 1024 positions" in said
