@@ -230,6 +230,7 @@ class TraceFile:
             self.prompt = tuple(column(self._file, "prompt", "<u4").tolist())
             self.programs = {phase: self._program(phase) for phase in self._phases()}
             self.step_rows = self._steps()
+            self._value_names = self._kept_names()
         except BaseException:
             self._file.close()
             raise
@@ -306,10 +307,16 @@ class TraceFile:
 
     def value_names(self, phase: str) -> dict[str, int]:
         """Return which values a phase has kept: their number by name."""
+        return self._value_names.get(phase, {})
+
+    def _kept_names(self) -> dict[str, dict[str, int]]:
         if "values/names" not in self._file.names():
             return {}
         pairs = [name.split("/", 1) for name in texts(self._file, "values/names")]
-        return {pair[-1]: i for i, pair in enumerate(pairs) if pair[0] in ("", phase)}
+        return {
+            phase: {pair[-1]: i for i, pair in enumerate(pairs) if pair[0] in ("", phase)}
+            for phase in self.programs
+        }
 
     def values(self, number: int) -> tuple[Array, Array]:
         """Return a kept value's bits, (positions, columns) or (positions, ranks, columns), and
