@@ -56,7 +56,7 @@ compile-gpu: $(VENV)/demo.stamp ## compile the GPU interpreters (nvcc or NVRTC; 
 emulate-gpu: $(VENV)/dev.stamp ## run the GPU interpreters on emulated blocks against the CPU's bits (half an hour)
 	$(BIN)/python -m tests.kernels.emulated_matrix
 
-gpu: $(VENV)/demo.stamp ## on a CUDA device: bits against the CPU, and docs/gpu-results.md (pip install '.[cuda]')
+gpu: $(VENV)/demo.stamp ## on a CUDA device: bits against the CPU, and docs/gpu-results.md (pip install -e '.[cuda]')
 	$(BIN)/python -m k3tool.bench.gpu_check
 
 sizes: ## lines per file and the ten longest functions

@@ -54,6 +54,14 @@ def shown(value: object) -> str:
     return str(value)
 
 
+def install_extra(extra: str) -> str:
+    """Return what installs the packages of one of k3tool's extras.
+
+    By the folder, never by the name `k3tool[...]`: an index may have another package of that name.
+    """
+    return f"pip install -e '.[{extra}]' in k3tool's folder"
+
+
 class K3Error(Exception):
     """Report a failure that is the fault of neither usage, input nor target: exit code 1.
 

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from k3tool.errors import TargetError
+from k3tool.errors import TargetError, install_extra
 
 Array = npt.NDArray[Any]
 Figure = Any
@@ -35,7 +35,7 @@ def require_matplotlib() -> None:
     except ImportError:
         raise TargetError(
             "matplotlib", got="not installed", need="it, for pictures",
-            hint="pip install 'k3tool[plot]', or pip install matplotlib",
+            hint=install_extra("plot"),
         ) from None  # fmt: skip
 
 

@@ -18,7 +18,7 @@ from typing import Any, NoReturn, TypeVar
 from k3tool.checkpoint.reader import Checkpoint
 from k3tool.checkpoint.shard_sources import Sources
 from k3tool.checkpoint.shard_writer import Say, ShardJob, ShardsInfo, chosen_ranks
-from k3tool.errors import K3Error, TargetError
+from k3tool.errors import K3Error, TargetError, install_extra
 from k3tool.progress import Progress
 
 Result = TypeVar("Result")
@@ -36,7 +36,7 @@ class Group:
             got = "no module mpi4py" if absent else str(error)
             raise TargetError(
                 "--mpi", got=got, need="mpi4py and an MPI library",
-                hint="pip install 'k3tool[mpi]', and mpirun of Open MPI or MPICH",
+                hint=f"{install_extra('mpi')}, and mpirun of Open MPI or MPICH",
             ) from None  # fmt: skip
         self._comm: Any = MPI.COMM_WORLD
         self.rank, self.size = int(self._comm.rank), int(self._comm.size)

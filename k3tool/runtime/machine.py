@@ -14,7 +14,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from k3tool.errors import K3Error, TargetError, printable
+from k3tool.errors import K3Error, TargetError, install_extra, printable
 from k3tool.memory import STARTUP_BYTES, rooms
 from k3tool.runtime.gpu_compilers import TARGETS as GPU_TARGETS
 from k3tool.runtime.gpu_compilers import find_compiler, needs
@@ -147,8 +147,7 @@ def extra_checks() -> Iterator[Check]:
         missing = [name for name in names if _version(name) is None]
         name = f"extra {extra}"
         if missing:
-            how = f"pip install '.[{extra}]' where {_PACKAGE} came from"
-            yield not_run(name, f"no {', '.join(missing)}: {how}")
+            yield not_run(name, f"no {', '.join(missing)}: {install_extra(extra)}")
         else:
             yield passed(name, ", ".join(f"{each} {_version(each)}" for each in names))
 

@@ -6,12 +6,11 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 
-from k3tool.errors import TargetError, UsageError
+from k3tool.errors import TargetError, UsageError, install_extra
 
 _BACKLOG = 128
 _LAST_WORDS_SECONDS = 2  # for answers that end to say so
 _TICK_SECONDS = 0.05
-_INSTALL = "pip install 'k3tool[serve]'"
 
 
 def bind(host: str, port: int) -> socket.socket:
@@ -51,8 +50,10 @@ def require_server() -> None:
         import starlette
         import uvicorn
     except ImportError as error:
-        got = f"no package {error.name}"
-        raise TargetError("serve", got=got, need="starlette and uvicorn", hint=_INSTALL) from None
+        raise TargetError(
+            "serve", got=f"no package {error.name}", need="starlette and uvicorn",
+            hint=install_extra("serve"),
+        ) from None  # fmt: skip
     del starlette, uvicorn
 
 

@@ -139,7 +139,7 @@ def test_without_the_packages(
     monkeypatch.setitem(__import__("sys").modules, "uvicorn", None)
     outcome = k3tool("serve", sample, "--port", 0)
     assert outcome.code == 5
-    assert "pip install 'k3tool[serve]'" in outcome.err
+    assert "pip install -e '.[serve]'" in outcome.err
 
 
 def test_an_open_door_is_said(start: Start, sample: Path, cache: Path) -> None:

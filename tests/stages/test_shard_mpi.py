@@ -105,5 +105,5 @@ def test_without_mpi4py_the_message_says_what_to_install(
     monkeypatch.setitem(sys.modules, "mpi4py", None)
     outcome = k3tool("shard", oracle("tiny_tp8"), "--tp", 2, "-o", tmp_path / "s", "--mpi")
     assert outcome.code == 5
-    assert "pip install 'k3tool[mpi]'" in outcome.err
+    assert "pip install -e '.[mpi]'" in outcome.err
     assert list(tmp_path.iterdir()) == []
