@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from k3tool.errors import K3Error, TargetError, UsageError
@@ -16,27 +15,12 @@ from k3tool.isa.table import ALL_PHASES
 from k3tool.runtime.gpu_cupy import open_device
 from k3tool.runtime.gpu_peers import DeviceSet, PeerMemory
 from k3tool.runtime.gpu_runtime import Device, Devices, check_arch
+from k3tool.runtime.gpu_vendors import DRIVERS
 from k3tool.runtime.options import RunOptions
 from k3tool.targets import BUILDS, get_target
 
 Load = Callable[[str], Any]
 _CPU = "leave --target out to run on the CPU"
-
-
-@dataclass(frozen=True, slots=True)
-class Driver:
-    """A vendor's driver library and its two calls that are asked first."""
-
-    library: str
-    start: str
-    count: str
-    package: str
-
-
-DRIVERS = {
-    "cuda": Driver("libcuda.so.1", "cuInit", "cuDeviceGetCount", "NVIDIA's driver"),
-    "hip": Driver("libamdhip64.so", "hipInit", "hipGetDeviceCount", "ROCm"),
-}
 
 
 def builds_of(target: str) -> Iterator[str]:
@@ -91,12 +75,9 @@ def find_devices(target: str, n: int, load: Load = ctypes.CDLL) -> Devices:
     """
     if n == 1:
         return find_device(target)
-    if get_target(target).family != "cuda":
-        need = "1: the memory of peers is written for CUDA alone"
-        raise TargetError("--devices", got=f"{n} for {target}", need=need)
-    devices = _open(target, n, load)
+    vendor, devices = DRIVERS[get_target(target).family], _open(target, n, load)
     try:
-        return DeviceSet(devices, range(n), PeerMemory(range(n), load))
+        return DeviceSet(devices, range(n), PeerMemory(vendor, range(n), load))
     except K3Error:
         _close(devices)
         raise

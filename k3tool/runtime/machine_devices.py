@@ -8,7 +8,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from k3tool.errors import TargetError
-from k3tool.runtime.gpu_device import DRIVERS, require_device
+from k3tool.runtime.gpu_device import require_device
+from k3tool.runtime.gpu_vendors import DRIVERS
 from k3tool.targets import TARGETS
 from k3tool.verdict import Check, not_run, passed
 

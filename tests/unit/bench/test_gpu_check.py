@@ -23,7 +23,7 @@ from k3tool.runtime.engine import StepResult
 from k3tool.runtime.options import RunOptions
 from tests.kernels.emulated_device import EmulatedDevice
 from tests.runtime.test_gpu_group import group_of, program_of, unknown_opcode
-from tests.runtime.test_gpu_peers import several
+from tests.runtime.test_gpu_peers import TARGETS, several
 
 CUDA = "cuda:sm_90a"
 MODELS = {name: gpu_check.ROOT / "tests/data/oracle" / name for name in gpu_check.ORACLES}
@@ -152,12 +152,13 @@ def test_what_there_is_no_time_for_is_not_run(
     assert lines == []
 
 
+@pytest.mark.parametrize("vendor", ["cuda", "hip"])
 def test_two_ranks_on_two_devices(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, device_code: Any
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, device_code: Any, vendor: str
 ) -> None:
-    devices, driver = several(device_code, 2)
+    devices, driver = several(device_code, 2, vendor)
     monkeypatch.setattr(gpu_bits, "PROMPT", (1,))
-    asked = Asked(CUDA, (MODELS["tiny_tp8"],), None, tmp_path, gen=1, workgroups=1)
+    asked = Asked(TARGETS[vendor], (MODELS["tiny_tp8"],), None, tmp_path, gen=1, workgroups=1)
     found = gpu_check._apart(asked, lambda target, n: devices, Clock(1000))
     assert (found.status, found.detail) == ("PASS", "1 tokens of tiny_tp8 and every logit")
     assert all(device.launched for device in driver.devices)
