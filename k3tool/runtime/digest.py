@@ -14,10 +14,11 @@ def digest_words(words: Array, key: int) -> int:
     """Return the sum over words (unsigned) of mix(word ^ mix(key + index)), modulo 2^64."""
     index = np.arange(len(words), dtype=np.uint64) + np.uint64(key)
     with np.errstate(over="ignore"):
-        return int(np.sum(_mix(words.astype(np.uint64) ^ _mix(index)), dtype=np.uint64))
+        return int(np.sum(mix(words.astype(np.uint64) ^ mix(index)), dtype=np.uint64))
 
 
-def _mix(x: Array) -> Array:
+def mix(x: Array) -> Array:
+    """Return k3_mix of each uint64."""
     x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     mixed: Array = x ^ (x >> np.uint64(31))

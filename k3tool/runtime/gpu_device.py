@@ -114,6 +114,3 @@ def check_gpu_options(options: RunOptions) -> None:
     for name in (name for name, is_given in given.items() if is_given):
         got, need = f"also --target {options.target}", "one of the two: a GPU has no use for it"
         raise UsageError(name, got=got, need=need)
-    if options.trace_hashes is not None:
-        need = "--target cpu: device interpreters do not write hashes"
-        raise UsageError("--trace-hashes", got=f"--target {options.target}", need=need)

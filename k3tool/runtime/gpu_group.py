@@ -43,6 +43,7 @@ from k3tool.runtime.slots import state_rows
 from k3tool.runtime.stepping import Stepping
 from k3tool.tables import bytes_text, count_text
 from k3tool.targets import get_build
+from k3tool.trace.downloads import Downloads
 
 Array = npt.NDArray[Any]
 _CANDIDATE_DTYPE = np.dtype(
@@ -63,12 +64,16 @@ class GpuGroup(Stepping):
     ) -> None:  # fmt: skip
         """Keep what to start; `folder` is where objects are kept, `say` gets progress in words.
 
-        A step is one launch, or one for each instruction: what one launch is measured against.
+        A step is one launch, or one for each instruction: what one launch is measured against, and
+        where a trace has to see each result before the next instruction may write over it.
         """
         kept_rows = launch.logits_shape[0] if launch.logits_shape is not None else 0
         super().__init__(view_image(launch.images[0]), state_rows(isa), kept_rows, 0)
         self._launch, self._isa, self._device = launch, isa, device
         self._folder, self._say = folder, say
+        recorder = launch.recorder
+        self._hashes = None if recorder is None else Downloads(recorder, self._read_tensor)
+        is_launch_per_op = is_launch_per_op or recorder is not None
         self._ranks = [
             RankMemory(isa, image, len(launch.images), is_launch_per_op=is_launch_per_op)
             for image in launch.images
@@ -178,27 +183,36 @@ class GpuGroup(Stepping):
     # -- steps -----------------------------------------------------------------------------------
 
     def begin(self, step: Step) -> None:
-        """Launch the step on every rank."""
+        """Launch the step on every rank; where it is traced, `finish` does, launch by launch."""
         for rank, home in self._at_home:
             rank.write_step(home, step, self._epoch)
-        start = time.monotonic_ns()
-        lanes = self._lanes[step.phase]
-        try:
-            for segment in zip(*(rank.launches(step.phase) for rank in self._ranks), strict=True):
+        self._begun, self._epoch = (step, time.monotonic_ns()), self._epoch + 1
+        if self._hashes is None:
+            self._launch_step(step)
+
+    def _launch_step(self, step: Step) -> None:
+        """Launch on every rank; a trace takes each instruction's results when all have ended."""
+        segments = zip(*(rank.launches(step.phase) for rank in self._ranks), strict=True)
+        for inst, segment in enumerate(segments):
+            try:
                 for (rank, home), argument in zip(self._at_home, segment, strict=True):
-                    kernel = self._kernels[rank.rank][step.phase]
+                    kernel, lanes = self._kernels[rank.rank][step.phase], self._lanes[step.phase]
                     home.launch(kernel, rank.n_blocks, lanes, (argument,), rank.rank)
-        except BaseException:  # ranks that have begun wait for one that never will
-            let_go(self._device, self._abort)
-            raise
-        self._begun, self._epoch = (step, start), self._epoch + 1
+            except BaseException:  # ranks that have begun wait for one that never will
+                let_go(self._device, self._abort)
+                raise
+            if self._hashes is not None:
+                self._wait()
+                self._hashes.take(inst)
 
     def finish(self) -> Array:
         """Wait for the launches and return the ranks' records, compared: Stepping.finish."""
         assert self._begun is not None
         (step, start), self._begun = self._begun, None
-        patience = self._launch.deadline_seconds + GRACE_SECONDS
-        wait_idle(self._device, patience, self._moved, self._abort)
+        if self._hashes is not None:
+            self._hashes.begin(step)
+            self._launch_step(step)
+        self._wait()
         ns, n = time.monotonic_ns() - start, len(step.tokens)
         rows = np.zeros((max(step.n_wanted, 1), len(self._ranks)), RECORD_DTYPE)
         rows["kind"], rows["phase"], rows["step"] = records.PROMPT, step.phase, step.number
@@ -206,6 +220,8 @@ class GpuGroup(Stepping):
         for row, token in zip(rows, step.tokens[n - len(rows) :], strict=True):
             row["position"], row["slot"], row["rank"] = token.position, token.slot, self._numbers
         self._hear(step, rows)
+        if self._hashes is not None:
+            self._hashes.end()
         for number, rank in enumerate(self._ranks):
             self._choose(rank, step, rows[:, number])
         return np.stack([agreed(row) for row in rows])
@@ -243,6 +259,15 @@ class GpuGroup(Stepping):
     @property
     def _numbers(self) -> list[int]:
         return [rank.rank for rank in self._ranks]
+
+    def _read_tensor(self, rank: int, handle: int, at: int, n_bytes: int) -> bytes:
+        """Return bytes of a rank's tensor."""
+        return self._homes[rank].download(self._ranks[rank].tensor_address(handle) + at, n_bytes)
+
+    def _wait(self) -> None:
+        """Return when every launch has ended."""
+        patience = self._launch.deadline_seconds + GRACE_SECONDS
+        wait_idle(self._device, patience, self._moved, self._abort)
 
     def _moved(self) -> bytes:
         return b"".join(rank.progress(home) for rank, home in self._at_home)

@@ -5,6 +5,7 @@ trace that is to be (layout: kernels_cpu/hashes.h); the trace is put together fr
 Memory is bounded at any length. A disk that is full ends the trace, and the run goes on.
 """
 
+import errno
 import mmap
 import os
 import tempfile
@@ -77,6 +78,7 @@ class Recorder:
         }
         self.kept_rows, self.kept_words = self._lay_out()
         self._ranks: list[_RankFiles] = []
+        self._has_ended = False
         try:
             for rank in range(isa.tp):
                 self._ranks.append(self._open(rank))
@@ -149,6 +151,38 @@ class Recorder:
             words += ["--kept", str(files.kept)]
             passed.append(files.kept)
         return words, passed
+
+    # -- what a driver writes for ranks that cannot: those on a device -------
+
+    @property
+    def has_ended(self) -> bool:
+        """Return whether the driver can write no more of it."""
+        return self._has_ended
+
+    def write(self, head: Array, sums: Array) -> None:
+        """Append a step: STEP_DTYPE and (R, C) hashes. A file that takes no more ends the trace."""
+        if self._has_ended:
+            return
+        try:
+            for files, row in zip(self._ranks, sums, strict=True):
+                data = head.tobytes() + np.ascontiguousarray(row, "<u8").tobytes()
+                if os.write(files.hashes, data) != len(data):  # the reader drops what is cut
+                    raise OSError(errno.ENOSPC, "")
+        except OSError as error:
+            self.end(error.errno or errno.EIO)
+
+    def end(self, error: int) -> None:
+        """End the trace with an errno, as a rank says it: in the table that it was given."""
+        self._has_ended = True
+        fields = HEADER_DTYPE.fields
+        assert fields is not None
+        os.pwrite(self._ranks[0].table, error.to_bytes(4, "little"), int(fields["error"][1]))
+
+    def keep(self, rank: int, position: int, place: int, words: Array) -> None:
+        """Keep a result's row, whose first word is number `place` of a kept row."""
+        assert self.kept is not None
+        at = (position - self.kept.first) * self.kept_words + place
+        os.pwrite(self._ranks[rank].kept, np.ascontiguousarray(words, "<u4").tobytes(), 4 * at)
 
     # -- what ranks have written ----------------------------------------------
 
