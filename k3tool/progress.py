@@ -4,6 +4,7 @@ A log that says nothing for an hour looks like a hang; one with a bar's every st
 """
 
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -30,6 +31,25 @@ def progress_of(what: str) -> Iterator[Progress]:
             bar.update(done - bar.n)
 
         yield update
+
+
+@contextmanager
+def waiting(what: str) -> Iterator[None]:
+    """Say now and then how long a step goes on that cannot tell how far it is."""
+    start, ended = time.monotonic(), threading.Event()
+
+    def tell() -> None:
+        while not ended.wait(EVERY_SECONDS):
+            said = f"{what}: {duration_text(time.monotonic() - start)} so far"
+            print(said, file=sys.stderr, flush=True)
+
+    teller = threading.Thread(target=tell, daemon=True)
+    teller.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        teller.join()
 
 
 class Lines:

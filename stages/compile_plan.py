@@ -21,6 +21,7 @@ from k3tool.compiler.rules import RULE_NAMES
 from k3tool.errors import ArtifactError, UsageError
 from k3tool.isa.table import ALL_PHASES, Op
 from k3tool.model.config import K3Config
+from k3tool.progress import waiting
 from k3tool.runtime.budget import fit
 from k3tool.runtime.options import parse_size
 from k3tool.targets import BATCH, DEFAULT_CHUNK, DEFAULT_CONTEXT, Target, get_target
@@ -323,7 +324,8 @@ def command(
         overrides,
         None if memory is None else parse_size(memory),
     )
-    result = run(options)
+    with waiting("compiling"):
+        result = run(options)
     if as_json:
         click.echo(json.dumps(as_dict(result), indent=1))
         return

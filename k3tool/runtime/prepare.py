@@ -12,6 +12,7 @@ from pathlib import Path
 
 from k3tool.checkpoint.whole import require_whole
 from k3tool.errors import ArtifactError, UsageError
+from k3tool.isa.stream import Isa
 from k3tool.isa.table import ALL_PHASES
 from k3tool.memory import give_back
 from k3tool.progress import progress_of
@@ -86,11 +87,13 @@ class Job:
 def prepare(
     options: RunOptions, say: Say, note: Say, device: Devices | None = None, *,
     is_engine: bool = False, logits_rows: int = 0,
+    accept: Callable[[Isa, str], None] = lambda isa, identity: None,
 ) -> Job:  # fmt: skip
     """Settle a run, or an engine that keeps `logits_rows` rows of logits, at most one a slot.
 
     `say` gets progress in words, `note` what a user has to know before it happens. `device` is
-    what a GPU target runs on, found here unless given.
+    what a GPU target runs on, found here unless given. `accept` may refuse the program, or the
+    checkpoint by its identity, before weights are read, or copied for ranks.
     Raises: UsageError before any weight is read; ArtifactError for inputs; TargetError when this
     machine cannot.
     """
@@ -105,6 +108,7 @@ def prepare(
         require_copy_space(source, options)
     interpreter = None if device is not None else _interpreter(options)
     streams = program(source, options, say)
+    accept(streams.isa, source.identity)
     if options.expert_trace is not None and streams.isa.residency is None:
         raise UsageError(
             "--expert-trace", got="no memory budget", need="--memory: without it none is fetched"

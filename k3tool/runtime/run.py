@@ -7,6 +7,7 @@ whole or not at all.
 import os
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -105,11 +106,11 @@ def run_model(
     quiet: Say = say or (lambda text: None)
     tell, warn = on_event or (lambda event: None), note or quiet
     saved = None if options.load_state is None else read_state(options.load_state)
-    if saved is not None:
+    if saved is None:
+        job = prepare(options, quiet, warn, device)
+    else:
         options = saved.go_on(options)
-    job = prepare(options, quiet, warn, device)
-    if saved is not None:
-        check_state(saved, job.program.isa, job.source.identity)
+        job = prepare(options, quiet, warn, device, accept=partial(check_state, saved))
     hashes = HashTrace(options.trace_hashes, options.trace_at, job.program.isa, options.ids,
                        _inputs(job), warn)  # fmt: skip
     with TraceFile(options.expert_trace, job.program.isa) as trace, hashes:

@@ -113,17 +113,24 @@ def check_state(saved: SavedState, isa: Isa, identity: str) -> None:
     }
     for name, (got, need, whose) in own.items():
         if got != need:
-            layout = ", ".join(f"--{key} {value}" for key, value in saved.params["layout"].items()
-                               if key != "batch")  # fmt: skip
             raise ArtifactError(
                 f"{saved.path}: {name}", got=_short(got), need=f"{_short(need)} {whose}",
-                hint=f"go on with what it was saved under ({layout}), or read the prompt again",
+                hint=f"go on with {_saved_under(saved, name)}, or read the prompt again",
             )  # fmt: skip
     need_bytes = saved_bytes(state_rows(isa), saved.slot.length)
     for rank, data in enumerate(saved.slot.ranks):
         if len(data) != need_bytes:
             where = f"{saved.path}: rank-{rank:02d}"
             raise ArtifactError(where, got=f"{len(data)} bytes", need=need_bytes)
+
+
+def _saved_under(saved: SavedState, name: str) -> str:
+    """Return what a run that goes on needs, where `name` is not what it was."""
+    if name == "checkpoint":
+        return "the checkpoint that it was saved from"
+    own = {"tp": saved.params["tp"], "numerics": saved.params["numerics"].get("mode")}
+    options = own | {key: n for key, n in saved.params["layout"].items() if key != "batch"}
+    return f"what it was saved under ({', '.join(f'--{k} {v}' for k, v in options.items())})"
 
 
 def _short(value: object) -> str:

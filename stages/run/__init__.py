@@ -112,7 +112,7 @@ def _outputs(options: RunOptions, logits: Path | None) -> list[Output]:
 )  # fmt: skip
 @click.option("--logits", type=common.PATH, metavar="OUT.npz", help="Write all logits, float32.")
 @common.output("every rank's tokens (tokens.h5)", required=False)
-@common.as_json("one event per line: start, token, end")
+@common.as_json("one event per line: start, token, end; of --batch also finished")
 @common.verbose()
 def command(as_json: bool, verbose: bool, logits: Path | None, **given: Any) -> None:
     """Generate tokens on this machine, with N ranks as N processes.

@@ -111,6 +111,8 @@ def answer_batch(
     def on_event(event: Event) -> None:
         kind, name = event["event"], event.get("request")
         if kind == "start":
+            n_prompt = sum(len(line.ids) for line in lines)
+            event = event | {"gen": options.gen, "prompt_tokens": n_prompt}  # not the engine's own
             note(origin(event))
         if name in replies:
             text = parts[name] if kind == "token" else replies[name].text

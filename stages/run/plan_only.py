@@ -8,6 +8,7 @@ import click
 
 from k3tool.artifact import canonical_json
 from k3tool.errors import UsageError
+from k3tool.progress import waiting
 from k3tool.runtime.foresee import Foreseen, foresee, measured_rates
 from k3tool.tables import bytes_text, count_text
 from stages import options as common
@@ -47,10 +48,11 @@ def plan_only(given: Mapping[str, Any], rates: Sequence[float | None], as_json: 
         raise UsageError("--plan-only", got="no budget", need="--memory or --preset")
     storage, memory_rate = map(_from_gb, rates)
     asked = {name: given[name] for name in _PLANNED} | {"numerics": given["numerics"] or "f32"}
-    foreseen = foresee(
-        folders[0], memory, **asked, storage_rate=storage, memory_rate=memory_rate,
-        measure=measured_rates, beside=folders[1:],
-    )  # fmt: skip
+    with waiting("fitting the budget"):
+        foreseen = foresee(
+            folders[0], memory, **asked, storage_rate=storage, memory_rate=memory_rate,
+            measure=measured_rates, beside=folders[1:],
+        )  # fmt: skip
     if as_json:
         click.echo(canonical_json(asdict(foreseen) | {"seconds": foreseen.seconds}))
         return

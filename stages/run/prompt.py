@@ -30,7 +30,9 @@ from stages import options as common
 Say = Callable[[str], None]
 _SOURCES = {"ids": "--ids", "prompt": "--prompt", "prompt_file": "--prompt-file"}
 _OF_CHAT = {"system": "--system", "thinking": "--thinking", "history": "--history"}
-_NEED = "token ids (--ids 1,2,3), a text (--prompt, --prompt-file, or piped into stdin)"
+_TEXT = "--prompt, --prompt-file, or piped into stdin"
+_NEED = f"token ids (--ids 1,2,3), a text ({_TEXT})"
+_NEED_MESSAGE = f"a message ({_TEXT}), or a --history that ends with a user's"
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,7 +147,7 @@ def _text(given: Given, note: Say) -> bytes:
         note("reading the prompt from stdin")
         option, data = "stdin", sys.stdin.buffer.read(MOST_BYTES + 1)
     else:
-        raise UsageError("prompt", got="none", need=_NEED)
+        raise UsageError("prompt", got="none", need=_NEED_MESSAGE if given.chat else _NEED)
     if not 0 < len(data) <= MOST_BYTES:
         got = f"more than {MOST_BYTES} bytes" if data else "an empty text"
         raise UsageError(option, got=got, need=f"1 to {MOST_BYTES} bytes")

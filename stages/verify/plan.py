@@ -8,6 +8,7 @@ import click
 from k3tool.artifact import open_artifact
 from k3tool.compiler.checks import is_proved, require_proved, verify_program, verify_stream
 from k3tool.errors import ArtifactError
+from k3tool.progress import waiting
 from k3tool.verdict import Check, is_sound, require
 from stages import options as common
 from stages.verify import shared
@@ -63,7 +64,8 @@ def command(files: tuple[Path, ...], strict: bool, as_json: bool) -> None:
       k3tool verify plan plan.h5
       k3tool verify plan plan.h5 isa.h5
     """
-    result = run(Options(files, strict))
+    with waiting("proving"):
+        result = run(Options(files, strict))
     if as_json:
         shared.show_json(result)
     else:

@@ -117,15 +117,21 @@ def test_a_state_of_something_else_is_refused(case: Case) -> None:
     for other, weights, what in wrong:
         with pytest.raises(ArtifactError, match=rf"state\.h5: {what}: got") as caught:
             check_state(saved, other, weights)
-        assert "--ctx 512" in str(caught.value)
+        own = f"--numerics {saved.params['numerics']['mode']}, ", "--ctx 512"
+        for word in ("the checkpoint that",) if what == "checkpoint" else own:
+            assert word in str(caught.value)
 
 
 @pytest.mark.parametrize("given", [{"workgroups": 5}, {"numerics": "f32"}, {"tp": 1}])
-def test_a_run_under_another_program_is_refused(case: Case, given: dict[str, Any]) -> None:
+def test_a_run_under_another_program_is_refused(
+    case: Case, given: dict[str, Any], tmp_path: Path
+) -> None:
     if case.options.tp == 1:
         return  # one case of three is enough to see that a run asks
     with pytest.raises(ArtifactError, match=r"state\.h5: (isa|numerics|tp): got"):
-        go_on(case, **given)
+        go_on(case, cache=tmp_path, **given)
+    assert list(tmp_path.glob("program-*"))
+    assert not list(tmp_path.glob("shards-*")), "weights were copied for a run that is refused"
 
 
 def test_a_state_too_long_for_its_program_is_refused(case: Case) -> None:

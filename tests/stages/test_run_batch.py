@@ -77,6 +77,9 @@ def test_each_request_is_answered_as_alone(run: Run, tmp_path: Path, tp: int) ->
     assert done.code == 0, done.err
     found = lines(done.out)
     assert (found[0]["event"], found[0]["requests"], found[0]["slots"]) == ("start", 6, 3)
+    finished = [event for event in found if event["event"] == "finished"]
+    assert found[0]["prompt_tokens"] == sum(one["prompt_tokens"] for one in finished)
+    assert found[0]["gen"] == 6, "what --gen says, not what the engine was sized for"
     assert found[-1]["event"] == "end"
     assert found[-1]["tokens"] == sum(event["event"] == "token" for event in found)
     for nth, request in enumerate(requests):

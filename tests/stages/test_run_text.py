@@ -142,7 +142,8 @@ def test_a_terminal_is_no_prompt_and_is_not_ruled_by_a_model(model: Path) -> Non
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ((), "prompt: got none"),
+        ((), "prompt: got none, need token ids"),
+        (("--chat",), "prompt: got none, need a message"),
         (("--prompt", ""), "--prompt: got an empty text"),
         (("--prompt", "a", "--ids", "1"), "got also --ids"),
         (("--prompt", "a", "--prompt-file", "b"), "--prompt-file: got also --prompt"),

@@ -1,6 +1,7 @@
 """Lines of progress: none of a short step, now and then one of a long step, with the time left."""
 
 import shutil
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -20,6 +21,30 @@ def test_a_line_now_and_then() -> None:
     assert written[0] == "shard: 50.00 GB of 400.0 GB, 5.000 GB/s, 70 s left"
     step(10**9, 10**9)
     assert len(written) == 3, "too soon after the one before"
+
+
+def test_a_step_that_cannot_tell_says_how_long_it_took(monkeypatch: pytest.MonkeyPatch) -> None:
+    said, heard = [], threading.Event()
+
+    class Stderr:
+        def write(self, text: str) -> None:
+            said.append(text)
+            heard.set()
+
+        def flush(self) -> None: ...
+
+    monkeypatch.setattr("sys.stderr", Stderr())
+    with progress.waiting("compiling"):
+        pass
+    assert said == [], "a short step says nothing"
+    monkeypatch.setattr(progress, "EVERY_SECONDS", 0.001)
+    with progress.waiting("compiling"):
+        assert heard.wait(60)
+    assert said[0] == "compiling: 0 s so far"
+    n_threads = threading.active_count()
+    with pytest.raises(KeyError), progress.waiting("compiling"):
+        raise KeyError
+    assert threading.active_count() == n_threads
 
 
 def test_a_step_of_which_nothing_is_done_has_no_time_left() -> None:
