@@ -5,6 +5,7 @@ A killed process can leave a hidden temporary sibling behind, never a half-writt
 
 import contextlib
 import errno
+import hashlib
 import os
 import shutil
 import stat
@@ -16,6 +17,7 @@ from k3tool.checkpoint.names import refuse_read_name
 from k3tool.errors import K3Error, UsageError
 
 TEMPORARY = ".tmp"  # how the hidden names of files end that are being written
+_MOST_NAME = 255  # bytes of a file's name on Linux
 
 
 class Output(NamedTuple):
@@ -47,7 +49,8 @@ def check_outputs(outputs: Sequence[Output], inputs: Sequence[Path]) -> None:
     A new file may do harm as well: see refuse_read_name.
 
     A rename replaces whatever stands there, a device node or the checkpoint's config included, so
-    this is asked before any work. Raises: UsageError naming the option.
+    this is asked before any work. Raises: UsageError naming the option; K3Error (exit 1) for a
+    folder that cannot be written.
     """
     taken = [(path, "an input of this command") for path in inputs]
     for output in outputs:
@@ -73,6 +76,7 @@ def _check_place(output: Output) -> None:
     except FileNotFoundError:
         if not output.path.absolute().parent.is_dir():
             raise UsageError(place, got="no such folder", need=need) from None
+        _check_folder(output.path)
         return
     except OSError as error:
         raise UsageError(place, got=(error.strerror or str(error)).lower(), need=need) from None
@@ -89,6 +93,18 @@ def _check_place(output: Output) -> None:
         hint = "remove it first, or write somewhere else"
         raise UsageError(place, got=f"a file that is no {output.kind}", need="a new file, or "
                          "one of its kind to replace", hint=hint)  # fmt: skip
+    _check_folder(output.path)
+
+
+def _check_folder(path: Path) -> None:
+    """Refuse a folder that takes no new name: the end of a long run is too late to learn it."""
+    folder = path.absolute().parent
+    if os.access(folder, os.W_OK | os.X_OK, effective_ids=True):
+        return
+    is_read_only = os.statvfs(folder).f_flag & os.ST_RDONLY
+    error = OSError(errno.EROFS if is_read_only else errno.EACCES, "")
+    hint = disk_hint(error)
+    raise K3Error(str(path), got=system_words(error), need="a writable file", hint=hint)
 
 
 def system_words(error: OSError) -> str:
@@ -109,7 +125,19 @@ def disk_hint(error: OSError) -> str:
 
 def temporary_of(path: Path) -> Path:
     """Return the sibling that this process writes before it is named `path`."""
-    return path.parent / f".{path.name}.{os.getpid()}{TEMPORARY}"
+    return _hidden(path, TEMPORARY)
+
+
+def _hidden(path: Path, end: str) -> Path:
+    """Return this process's hidden sibling of `path`; a name that would be too long is cut, so that
+    every name that can be given can be written.
+    """
+    end = f".{os.getpid()}{end}"
+    name = os.fsencode(path.name)
+    if len(name) + len(end) + 1 > _MOST_NAME:
+        own = hashlib.sha256(name).hexdigest()[:8]  # two long names may begin alike
+        name = name[: _MOST_NAME - len(end) - len(own) - 2] + f".{own}".encode()
+    return path.parent / f".{os.fsdecode(name)}{end}"
 
 
 @contextlib.contextmanager
@@ -150,7 +178,7 @@ def atomic_folder(out: Path) -> Iterator[Path]:
     """
     out = Path(os.path.abspath(out))  # "." has no name to stand beside
     refuse_read_name(out, str(out))
-    building = out.parent / f".{out.name}.{os.getpid()}.partial"
+    building = _hidden(out, ".partial")
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
         building.mkdir()  # what stands there under this name already is not ours to remove

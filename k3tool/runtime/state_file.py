@@ -23,7 +23,7 @@ from k3tool.isa.stream import Isa
 from k3tool.runtime.engine import SlotState
 from k3tool.runtime.options import RunOptions
 from k3tool.runtime.slots import saved_bytes, state_rows
-from k3tool.targets import MOST_RANKS
+from k3tool.targets import DEFAULT_CHUNK, MOST_RANKS
 
 STATE_SCHEMA = 1
 _LAYOUT = ("ctx", "chunk", "batch", "workgroups")  # options of a program that have defaults
@@ -46,8 +46,11 @@ class SavedState:
         """
         given = options.isa is not None or options.plan is not None
         layout = {} if given else dict(self.params["layout"])
-        if options.memory_bytes is not None:
-            layout.pop("chunk")  # what was asked for, not what the budget left of it
+        by_decode = options.prefill == "decode" and layout.get("chunk") == DEFAULT_CHUNK
+        if options.memory_bytes is not None or by_decode:
+            # What was asked for: a budget leaves less of it, and beside --prefill decode it is no
+            # --chunk that anybody gave.
+            layout.pop("chunk", None)
         open_ones = {name: layout[name] for name in layout if getattr(options, name) is None}
         if not given and options.numerics is None:
             open_ones["numerics"] = self.params["numerics"]["mode"]

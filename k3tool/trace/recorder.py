@@ -117,8 +117,8 @@ class Recorder:
 
     def _beside(self) -> int:
         """Return a file without a name on the disk that the trace goes to."""
-        descriptor, name = tempfile.mkstemp(suffix=TEMPORARY, prefix=f".{self.path.name}.",
-                                            dir=self.path.absolute().parent)  # fmt: skip
+        folder = self.path.absolute().parent
+        descriptor, name = tempfile.mkstemp(suffix=TEMPORARY, prefix=".trace-hashes.", dir=folder)
         os.unlink(name)
         os.set_inheritable(descriptor, False)
         return descriptor

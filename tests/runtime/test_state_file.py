@@ -67,6 +67,11 @@ def test_going_on_equals_never_having_ended(case: Case) -> None:
     assert not np.array_equal(steps(found), steps(case.whole)[:5])  # the control
 
 
+def test_the_decode_program_may_read_what_comes_behind_it(case: Case) -> None:
+    found = go_on(case, (5, 6), 2, prefill="decode")
+    assert found.tokens == go_on(case, (5, 6), 2).tokens
+
+
 def test_ids_come_behind_what_it_holds(case: Case, tmp_path: Path) -> None:
     """And what is kept then goes on again: two stops, and tokens of somebody else in between."""
     second = tmp_path / "second.h5"

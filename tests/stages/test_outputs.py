@@ -1,5 +1,6 @@
 """What an output may replace: nothing but what the same command writes; and full disks."""
 
+import contextlib
 import errno
 import os
 import resource
@@ -165,6 +166,17 @@ def test_a_folder_with_the_hidden_name_is_let_alone(tmp_path: Path) -> None:
     with pytest.raises(K3Error, match="/ck: got File exists"):
         _write_below(tmp_path / "ck")
     assert (hidden / "notes.txt").read_text() == "x"
+
+
+def test_the_longest_names_can_be_written(tmp_path: Path) -> None:
+    names = ["n" * 255, "n" * 254 + "m", "\u00e9" * 127]
+    with contextlib.ExitStack() as stack:
+        for name in names:  # all at once: those that begin alike have two hidden names
+            stack.enter_context(atomic_path(tmp_path / name)).write_text(name)
+    with atomic_folder(tmp_path / ("f" * 255)):
+        pass
+    assert sorted(os.listdir(tmp_path)) == sorted([*names, "f" * 255])
+    assert [(tmp_path / name).read_text() for name in names] == names
 
 
 def _write_below(out: Path) -> None:

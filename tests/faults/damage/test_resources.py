@@ -181,6 +181,15 @@ def test_target_folder_of_somebody_else(open_place: Path) -> None:
         resource_answer("target of somebody else", command[0], answer)
 
 
+def test_a_run_asks_first_whether_its_outputs_can_be_written(open_place: Path) -> None:
+    closed = open_place / "outputs"
+    closed.chmod(0o555)
+    for option in ("-o", "--save-state", "--logits", "--trace-hashes"):
+        answer = as_nobody("run", open_place / "ckpt", "--ids", 1, "--gen", 1, option, closed / "x")
+        assert (answer.code, answer.out) == (1, ""), answer
+        assert answer.err.startswith(f"k3tool run: {closed}/x: got Permission denied"), answer
+
+
 # -- memory ------------------------------------------------------------------------------------
 
 
