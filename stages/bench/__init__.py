@@ -6,6 +6,7 @@ One file a subcommand. To add one: a file with `command` (click) and `run(option
 
 import click
 
+from k3tool.progress import waiting
 from stages.bench import (
     budgets,
     cache,
@@ -42,7 +43,8 @@ SUBCOMMANDS = (
 
 
 @click.group("bench")
-def command() -> None:
+@click.pass_context
+def command(ctx: click.Context) -> None:
     """Measure, with the definition beside each number.
 
     \b
@@ -62,6 +64,7 @@ def command() -> None:
       k3tool bench long CKPT
       k3tool bench report decode.json plan.h5 -o report.html
     """
+    ctx.with_resource(waiting(f"bench {ctx.invoked_subcommand}"))  # until the subcommand has ended
 
 
 for _subcommand in SUBCOMMANDS:
