@@ -23,6 +23,7 @@ from k3tool.runtime.engine import StepToken
 from k3tool.runtime.options import RunOptions
 from k3tool.runtime.requests import Step
 from k3tool.runtime.run import RunResult
+from k3tool.targets import get_target
 from k3tool.trace.compare import compare_traces
 from k3tool.trace.downloads import Downloads
 from k3tool.trace.file import TraceFile
@@ -32,10 +33,11 @@ from k3tool.trace.results import cells_of_rank
 from k3tool.trace.values import compare_values
 from tests.kernels.emulated_device import EmulatedDevice
 
-CUDA = "cuda:sm_90a"
+CUDA, HIP = "cuda:sm_90a", "hip:gfx942"
+DEVICES: dict[str, dict[str, Any]] = {CUDA: {}, HIP: {"arch": "gfx942", "n_domains": 8}}
 IDS = (5, 9, 2, 7)
 ONE_RANK: dict[str, Any] = {"name": "tiny13", "workgroups": 4, "chunk": 3}
-TWO_RANKS: dict[str, Any] = {"name": "tiny_tp8", "tp": 2, "workgroups": 5, "numerics": "bf16"}
+TWO_RANKS: dict[str, Any] = {"name": "tiny_tp8", "tp": 2, "workgroups": 9, "numerics": "bf16"}
 Code = Callable[[str], bytes]
 Traced = Callable[..., Path]
 
@@ -55,7 +57,8 @@ def traced(
             made[key] = tmp_path_factory.mktemp("trace") / "trace.h5"
             on: dict[str, Any] = {"threads": 1}
             if target != "cpu":
-                device = EmulatedDevice(device_code("cuda"), **damage)
+                code = device_code(get_target(target).family)
+                device = EmulatedDevice(code, **DEVICES[target], **damage)
                 on = {"interpreter": None, "target": target, "device": device}
             asked = {"gen": 2, "logits": False, "trace_at": Kept(1, 4)} | given | on
             engine(asked.pop("name"), IDS, trace_hashes=made[key], **asked)
@@ -64,16 +67,18 @@ def traced(
     return run
 
 
-@pytest.mark.parametrize("given", [ONE_RANK, TWO_RANKS], ids=["one-rank", "two-ranks"])
+@pytest.mark.parametrize(
+    ("target", "given"), [(CUDA, ONE_RANK), (HIP, TWO_RANKS)], ids=["one-rank", "two-ranks"]
+)
 def test_a_device_has_the_trace_of_the_cpu(
-    traced: Traced, k3tool: Callable[..., Any], given: dict[str, Any]
+    traced: Traced, k3tool: Callable[..., Any], target: str, given: dict[str, Any]
 ) -> None:
-    paths = [traced(target, given) for target in ("cpu", CUDA)]
+    paths = [traced(where, given) for where in ("cpu", target)]
     done = k3tool("verify", "trace", *paths, "--values")
     assert done.code == 0, done.out
     assert f"PASS: {2 if given is ONE_RANK else 4} PASS, 0 FAIL, 0 NOT RUN" in done.out
     with TraceFile(paths[0]) as cpu, TraceFile(paths[1]) as device:
-        assert device.artifact.target == CUDA
+        assert device.artifact.target == target
         found = compare_traces(cpu, device)
         assert found.n_results > 360
         assert found.n_left_out <= 3  # results of a head that ran on no token, and a fusion
@@ -113,7 +118,7 @@ class WrongWeight:
 def test_a_weight_that_is_wrong_on_one_rank_is_named(traced: Traced) -> None:
     """The control: hashes are of what the device has in its memory, on each rank."""
     wrong = WrongWeight("NORM_GEMV_BF16")
-    paths = traced(CUDA, TWO_RANKS), traced(CUDA, TWO_RANKS, spoil=wrong)
+    paths = traced(HIP, TWO_RANKS), traced(HIP, TWO_RANKS, spoil=wrong)
     with TraceFile(paths[0]) as good, TraceFile(paths[1]) as bad:
         first = compare_traces(good, bad).difference
         assert first is not None
