@@ -8,7 +8,7 @@ KERNEL_SOURCES := $(shell find kernels_common kernels_cpu -type f \( -name '*.[c
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test check venv build gen gen-check fmt lint type proofs prove compile-gpu emulate-gpu gpu sizes clean requirements
+.PHONY: help demo test check venv build gen gen-check fmt lint type proofs prove compile-gpu emulate-gpu gpu sizes clean requirements test-requirements
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -16,7 +16,7 @@ help: ## show this list
 demo: $(VENV)/demo.stamp ## set up and run the whole pipeline on a sample checkpoint (one to two minutes)
 	PATH="$(CURDIR)/$(BIN):$$PATH" samples/pipeline.sh build/demo
 
-test: $(VENV)/dev.stamp ## set up and run the tests
+test: test-requirements $(VENV)/dev.stamp ## set up and run the tests
 	$(BIN)/python -m pytest -n 2 --dist loadfile
 
 check: lint type gen-check test ## everything a reviewer would run
@@ -53,7 +53,7 @@ prove: $(VENV)/dev.stamp ## after a change of rules or proofs: the same, and wri
 compile-gpu: $(VENV)/demo.stamp ## compile the GPU interpreters (nvcc or NVRTC; clang-22, lld-22)
 	$(BIN)/python -m k3tool.runtime.compile_gpu
 
-emulate-gpu: $(VENV)/dev.stamp ## run the GPU interpreters on emulated blocks against the CPU's bits (half an hour)
+emulate-gpu: test-requirements $(VENV)/dev.stamp ## run the GPU interpreters on emulated blocks against the CPU's bits (half an hour)
 	$(BIN)/python -m tests.kernels.emulated_matrix
 
 gpu: $(VENV)/demo.stamp ## on a CUDA device: bits against the CPU, and docs/gpu-results.md (pip install -e '.[cuda]')
@@ -73,6 +73,9 @@ requirements:
 	command -v $${CC:-gcc} >/dev/null || missing="$$missing gcc"; \
 	printf '#include <stdint.h>\n#include <pthread.h>\n' | $${CC:-gcc} -E - >/dev/null 2>&1 || missing="$$missing libc6-dev"; \
 	if [ -n "$$missing" ]; then echo "k3tool needs Debian packages that are not here:$$missing (apt-get install$$missing)" >&2; exit 1; fi
+
+test-requirements: requirements # GPU sources are C++, and run here on emulated blocks
+	@command -v g++ >/dev/null || { echo "k3tool's tests need a Debian package that is not here: g++ (apt-get install g++)" >&2; exit 1; }
 
 $(VENV)/bin/pip: | requirements
 	$(PYTHON) -m venv $(VENV)
