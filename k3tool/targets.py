@@ -16,14 +16,15 @@ MOST = {"workgroups": 4096, "chunk": 4096, "batch": 4096}
 MOST_RANKS = 1024
 
 
-def check_layout(name: str, value: int) -> None:
+def check_layout(name: str, value: int, option: str | None = None) -> None:
     """Refuse a size that no program is laid out for, the same way for whoever asks for it.
 
+    `option` is what the command calls it where that is not the size's name.
     Raises: UsageError naming the option.
     """
     if not 1 <= value <= MOST.get(name, value):
         need = f"1 to {MOST[name]}" if name in MOST else "at least 1"
-        raise UsageError(f"--{name}", got=value, need=need)
+        raise UsageError(f"--{option or name}", got=value, need=need)
 
 
 @dataclass(frozen=True, slots=True)

@@ -123,7 +123,7 @@ def check_request(options: RunOptions, config: K3Config, *, has_ids: bool = True
     for name in ("gen", "chunk", "ctx", "workgroups", "batch"):
         value = getattr(options, name)
         if value is not None:
-            check_layout(name, value)
+            check_layout(name, value, "slots" if name == "batch" else None)
     if options.threads is not None and not 1 <= options.threads <= _MOST_THREADS:
         raise UsageError("--threads", got=options.threads, need=f"1 to {_MOST_THREADS}")
     if options.numerics not in (None, *MODES):

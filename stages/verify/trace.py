@@ -1,6 +1,5 @@
 """`k3tool verify trace`: the first op whose bits differ between two runs, or ranks of one."""
 
-import os
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -42,11 +41,9 @@ def run(options: Options) -> Result:
         raise UsageError(
             "verify trace", got=len(options.files), need="one trace, or two to compare"
         )
-    if len(options.files) == 2 and os.path.realpath(options.files[0]) == os.path.realpath(
-        options.files[1]
-    ):
-        need = "another file: it equals itself"
-        raise UsageError(str(options.files[1]), got="the same file", need=need)
+    shared.require_apart(options.files)
+    if options.values and len(options.files) == 1:
+        raise UsageError("--values", got="one trace", need="two: values are compared, not shown")
     largest = None
     with TraceFile(options.files[0]) as left:
         if len(options.files) == 1:

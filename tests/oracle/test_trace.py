@@ -301,7 +301,10 @@ def test_the_command_says_where_and_how_far(
     assert k3tool("verify", "trace", paths[1]).code == 0
     other_mode = k3tool("verify", "trace", paths[0], paths[2])
     assert (other_mode.code, "numerics" in other_mode.err) == (3, True)
-    for wrong in ((paths[0], paths[0]), paths):
+    linked = tmp_path / "linked.h5"
+    linked.hardlink_to(paths[0])
+    of_one = (paths[1], "--values")  # nothing to compare them with is no PASS
+    for wrong in ((paths[0], paths[0]), (paths[0], linked), paths, of_one):
         assert k3tool("verify", "trace", *wrong).code == 2
     alone = k3tool("verify", "trace", paths[0])
     assert (alone.code, "NOT RUN" in alone.out) == (4, True)

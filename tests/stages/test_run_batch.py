@@ -177,3 +177,10 @@ def test_options_of_one_run_are_refused(
 def test_slots_of_one_run_are_refused(run: Run) -> None:
     done = run("--ids", "1", "--slots", 2)
     assert (done.code, "--slots: got no --batch" in done.err) == (2, True)
+
+
+def test_too_many_slots_are_refused_by_their_own_name(run: Run, tmp_path: Path) -> None:
+    path = tmp_path / "one.jsonl"
+    path.write_text('{"ids": [1]}\n')
+    done = run("--batch", path, "--slots", 100_000)
+    assert (done.code, "--slots: got 100000, need 1 to 4096" in done.err) == (2, True)
