@@ -10,7 +10,7 @@ from k3tool.atomic import artifact_line
 from k3tool.bench.layers import ChainLink, longest_chain
 from k3tool.bench.shapes import MEASURED, PREDICTED, SHAPES, fault
 from k3tool.bench.timeline import check_trace
-from k3tool.checkpoint.regular_file import read_regular
+from k3tool.checkpoint.regular_file import open_regular, read_regular
 from k3tool.compiler.plan import load_plan
 from k3tool.errors import ArtifactError
 from k3tool.runtime.expert_trace import MAGIC, ExpertTrace, read_expert_trace
@@ -58,12 +58,8 @@ def _add(found: Gathered, path: Path) -> None:
 
 def read_head(path: Path) -> bytes:
     """Return a file's first bytes. Raises: ArtifactError where it cannot be read."""
-    try:
-        with path.open("rb") as file:
-            return file.read(64)
-    except OSError as error:
-        got = (error.strerror or str(error)).lower()
-        raise ArtifactError(str(path), got=got, need=NEED) from None
+    with open(open_regular(path, NEED), "rb") as file:  # a named pipe would wait for ever
+        return file.read(64)
 
 
 def _add_json(found: Gathered, path: Path) -> None:

@@ -2,6 +2,7 @@
 
 import builtins
 import json
+import os
 import re
 import xml.etree.ElementTree as ET
 from collections.abc import Callable
@@ -172,7 +173,9 @@ def test_what_is_nothing_to_draw_is_refused(tmp_path: Path, k3tool: Callable, te
     assert done.code == 3
     assert str(path) in done.err
     assert not out.exists()
-    assert k3tool("bench", "report", tmp_path / "none", "-o", out).code == 3
+    os.mkfifo(tmp_path / "pipe")  # opened, it would wait for ever
+    for other in ("none", "pipe"):
+        assert k3tool("bench", "report", tmp_path / other, "-o", out).code == 3
     assert k3tool("bench", "report", "-o", out).code == 2
 
 
