@@ -26,6 +26,7 @@ Array = npt.NDArray[Any]
 NEED = "logits: an npz archive, safetensors or lines of JSON"
 SECTIONS = ("prefill", "steps", "logits")
 _FLOATS = ("F16", "F32", "F64", "BF16")
+_SHOWN = 4  # names of another file's arrays
 _MOST_LINE_BYTES = 1 << 28  # a row of 160,000 numbers of 20 digits is 4 MB
 _MOST_POSITION = 2**32 - 1
 
@@ -120,7 +121,9 @@ def _prefix(path: Path, names: list[str], chosen: str | None) -> str:
     """Return what stands before the sections' names: nothing, or the set's name and a dot."""
     sets = sorted({name.rpartition(".")[0] for name in names if name.split(".")[-1] in SECTIONS})
     if not sets:
-        raise ArtifactError(f"{path}: arrays", got=listed(names), need="prefill, steps or logits")
+        first, rest = listed(names[:_SHOWN]), len(names) - _SHOWN  # a checkpoint has thousands
+        got = f"{first} and {rest} more" if rest > 0 else first
+        raise ArtifactError(f"{path}: arrays", got=got, need="prefill, steps or logits")
     if chosen is None and len(sets) > 1:
         raise ArtifactError(
             f"{path}: sets", got=listed(each or "one without a name" for each in sets),

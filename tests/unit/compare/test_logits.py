@@ -309,6 +309,7 @@ def _member(path: Path, name: str, data: bytes) -> Path:
     ("arrays", "said"),
     [
         ({"other": np.zeros((2, 4))}, "arrays: got other, need prefill, steps or logits"),
+        ({f"w{nth}": np.zeros(1) for nth in range(9)}, "arrays: got w0, w1, w2, w3 and 5 more, "),
         ({"logits": np.zeros((2, 4), "i4")}, "logits: got int32, need floats"),
         ({"logits": np.zeros(4)}, "logits: got 4, need positions x vocabulary"),
         ({"logits": np.zeros((2, 3, 4))}, "logits: got 2x3x4, need positions x vocabulary"),
