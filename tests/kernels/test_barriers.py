@@ -28,7 +28,8 @@ from tests.kernels.test_simt_ops import several_tiles_of_experts
 
 ORDERS = (FORWARD, REVERSE, STRIDED)
 FOLDERS = ("kernels_common", "kernels_common/ops")
-OTHERS = {"simt_interp.h", "k3.h", "leaves.h", "simt_leaves.h"}  # no bodies: the protocol's own
+# No bodies: the protocol's own; and those of the flash builds, in test_flash_barriers.py.
+OTHERS = {"simt_interp.h", "k3.h", "leaves.h", "simt_leaves.h", "simt_flash.h"}
 # (file, which of its barriers): why its bytes are touched again only behind another one, in the
 # bodies as they are. These stay because they end a part that other bodies may come to call
 # with less between; each costs a barrier per head, page or token, none one per row.

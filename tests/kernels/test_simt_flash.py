@@ -100,7 +100,7 @@ def test_control_without_barriers_the_bits_differ(body_library, simt_bodies_of, 
 # ---- a chunk of tokens, head by head ----
 
 
-def attend(bodies, positions, heads, latent, rope, *, slots=None, slices=None):
+def attend(bodies, positions, heads, latent, rope, *, slots=None, slices=None, dots=None):
     """Return MLA_ATTEND of tokens at `positions` of sequences that reach the last of them."""
     n, generator = len(positions), np.random.default_rng(len(positions) + heads)
     slots = np.zeros(n, int) if slots is None else np.array(slots)
@@ -109,6 +109,11 @@ def attend(bodies, positions, heads, latent, rope, *, slots=None, slices=None):
     q = generator.normal(0, 2, (n, heads * width)).astype(np.float32)
     y = np.full((n, heads * latent), np.float32(6e6))
     table = generator.permutation(n_slots * pages).astype(np.uint32).reshape(n_slots, pages)
+    if dots is not None:
+        cache[:, :], q[:, :] = 0.0, 0.0
+        cache[: len(dots), 0], q[:, ::width] = dots, 1.0
+        cache[: len(dots), 1] = range(len(dots))  # or whatever their weights are, the sum is 0
+        table[:] = np.arange(n_slots * pages).reshape(table.shape)
     tokens = Tokens(n, position=np.array(positions), slot=slots, page_table=table)
     params = {"latent": latent, "rope": rope, "scale": 0.0625, "page_tokens": PAGE, "pages": pages}
     bodies.run(
