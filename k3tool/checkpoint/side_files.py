@@ -146,7 +146,11 @@ def _added_names(folder: Path) -> dict[int, str]:
 
 
 def side_file_findings(folder: Path) -> Iterator[Finding]:
-    """Yield what a run or a copy of the folder's side files would stop at."""
+    """Yield what a run or a copy of the folder's side files would stop at, each fault once.
+
+    A file that names an end token is read together with the one that says its id.
+    """
+    said: set[str] = set()
     for name in SIDE_FILES:
         try:
             read_side_file(folder, name)
@@ -155,4 +159,7 @@ def side_file_findings(folder: Path) -> Iterator[Finding]:
             elif name in NAMING_FILES:
                 end_of_text_ids(folder, name)
         except ArtifactError as error:
-            yield file_finding("damaged file", folder, name, error)
+            of = (each for each in SIDE_FILES if error.object.startswith(str(folder / each)))
+            if error.object not in said:
+                yield file_finding("damaged file", folder, next(of, name), error)
+            said.add(error.object)
