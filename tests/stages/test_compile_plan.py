@@ -164,7 +164,7 @@ def test_the_released_model_compiles_within_its_budget(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-c", CHILD, *arguments], capture_output=True, text=True, timeout=300
     )
-    code, peak_kib = done.stderr.split()
+    code, peak_kib = done.stderr.splitlines()[-1].split()  # progress comes before, where it is slow
     assert code == "0"
     assert int(peak_kib) < 1_000_000
     plan = load_plan(tmp_path / "plan.h5")
