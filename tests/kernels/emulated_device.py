@@ -21,6 +21,9 @@ from k3tool.runtime.gpu_object import LAUNCH_DTYPE
 from k3tool.runtime.gpu_runtime import Launched
 from tests.kernels.emulated import Emulated, compile_unit
 
+# Libraries that no device uses, by code and domains. Each takes of the room that a process has for
+# threads' own variables, and gives none back: a new one for every device runs out of it.
+LEFT: dict[tuple[bytes, int], list[ctypes.CDLL]] = {}
 KERNELS = {"k3_interp": 0, "k3_canary": 1, "k3_barrier": 2}
 
 
@@ -107,10 +110,8 @@ class EmulatedDevice:
 
     def load(self, data: bytes, name: str) -> tuple[ctypes.CDLL, int]:
         if data not in self.libraries:
-            with tempfile.NamedTemporaryFile(suffix=".so") as file:
-                file.write(data)
-                file.flush()
-                self.libraries[data] = ctypes.CDLL(file.name)
+            left = LEFT.get((data, self.n_domains))
+            self.libraries[data] = left.pop() if left else _open(data)
         return self.libraries[data], KERNELS[name]
 
     def resident_blocks(self, kernel: Any, lanes: int) -> int:
@@ -146,7 +147,19 @@ class EmulatedDevice:
         )
 
     def close(self) -> None:
+        """Leave the libraries to the next device, if no launch is still under way in them."""
+        if not self.is_closed and self.is_idle():
+            for data, library in self.libraries.items():
+                LEFT.setdefault((data, self.n_domains), []).append(library)
+            self.libraries = {}
         self.is_closed = True
+
+
+def _open(data: bytes) -> ctypes.CDLL:
+    with tempfile.NamedTemporaryFile(suffix=".so") as file:
+        file.write(data)
+        file.flush()
+        return ctypes.CDLL(file.name)
 
 
 Spoil = Callable[[EmulatedDevice, Any], None]
