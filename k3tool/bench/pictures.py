@@ -5,6 +5,7 @@ to be there; what has to stand out from white paper and from a dark screen is dr
 the page sets (`INK`, `GRID`), data in mid tones that do on both.
 """
 
+import importlib
 import io
 import re
 from collections.abc import Mapping, Sequence
@@ -31,7 +32,7 @@ MOST_NAMED = len(COLOURS)
 def require_matplotlib() -> None:
     """Refuse where there is nothing to draw with. Raises: TargetError with the command."""
     try:
-        import matplotlib  # noqa: F401
+        importlib.import_module("matplotlib")
     except ImportError:
         raise TargetError(
             "matplotlib", got="not installed", need="it, for pictures",

@@ -95,9 +95,9 @@ class _Fields:
 
     def name(self, nth: int) -> str | int:
         found = self.found.get("id", nth)
-        if type(found) not in (str, int):
+        if isinstance(found, bool) or not isinstance(found, str | int):
             raise self._refuse("id", "a text or a number")
-        return found  # type: ignore[no-any-return]
+        return found
 
     def text(self, name: str) -> str | None:
         found = self.found.get(name)
