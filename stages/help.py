@@ -1,5 +1,7 @@
 """What every command's help has in common, put there in one place: click's own words say less."""
 
+import re
+
 import click
 
 # One line a code; the README and docs/errors.md say more. A test compares them with the classes.
@@ -11,8 +13,12 @@ _COUNT, _NUMBER = "N", "X"  # instead of INTEGER RANGE and FLOAT RANGE, beside w
 
 
 def finish(command: click.Command) -> None:
-    """Give a command and its subcommands exit codes at the end, and numbers a short name."""
+    """Give a command and its subcommands exit codes at the end, numbers a short name, and lists of
+    commands the whole first sentence: click cuts one that is longer than the line's rest, and for
+    a shell's completion at 45 characters.
+    """
     command.epilog = EXIT_CODES
+    command.short_help = command.short_help or _first_sentence(command.help or "")
     for one in command.params:
         if isinstance(one, click.Option) and one.metavar is None and not one.is_flag:
             if isinstance(one.type, click.types.IntParamType):
@@ -24,3 +30,8 @@ def finish(command: click.Command) -> None:
     if isinstance(command, click.Group):
         for subcommand in command.commands.values():
             finish(subcommand)
+
+
+def _first_sentence(text: str) -> str:
+    words = " ".join(text.strip().partition("\n\n")[0].split())
+    return re.split(r"(?<=\.) ", words, maxsplit=1)[0]

@@ -59,9 +59,10 @@ def run(options: Options) -> "BenchReport":
 def command(source: Path | None, shards: tuple[Path, ...], count: int, ids: str, gen: int,
             repeats: int, tp: int, numerics: str, cache: Path | None, strict: bool,
             as_json: bool, baseline: Path | None) -> None:  # fmt: skip
-    """Run one model in budgets from the least to all of its weights: bits, peaks, rates.
+    """Run one model in budgets from the least to all of it.
 
-    SOURCE is a checkpoint or a shards folder; its files are dropped from the page cache.
+    Compared are bits, peaks of memory and rates. SOURCE is a checkpoint or a shards folder; its
+    files are dropped from the page cache.
 
     \b
     Example:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from k3tool.artifact import canonical_json
+from k3tool.canonical import canonical_json
 from k3tool.errors import UsageError
 from k3tool.tables import Column, Table, bytes_text
 from stages import options as common
@@ -80,9 +80,10 @@ def lines(result: Result) -> Iterator[str]:
               help="A size to replay; may be given more than once.")  # fmt: skip
 @common.as_json()
 def command(as_json: bool, trace: Path, slots: tuple[int, ...]) -> None:
-    """Replay a trace of experts against caches of several sizes and policies.
+    """Replay a trace of experts against caches of many sizes.
 
-    TRACE is what `run --memory SIZE --expert-trace TRACE` wrote.
+    TRACE is what `run --memory SIZE --expert-trace TRACE` wrote; it is replayed under several
+    policies.
 
     \b
     Example:

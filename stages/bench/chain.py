@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from k3tool.artifact import canonical_json
+from k3tool.canonical import canonical_json
 from stages import options as common
 from stages.bench import shared
 
@@ -42,12 +42,12 @@ def run(options: Options) -> "Chain":
 @shared.bandwidth_option()
 @common.as_json()
 def command(plan: Path, phase: str | None, bandwidth: float | None, as_json: bool) -> None:
-    """Count a plan's hand-offs: packets, edges, waits, polls, path, and the floor they imply.
+    """Count a plan's hand-offs, and the floor they imply.
 
-    `critical_path` counts every packet gate and every wait inside a packet on the longest chain as
-    one each, a gate that all ranks arrive at included. The floor is that count times what one
-    hand-off costs in the system this one starts from, whose counts stand beside those of the same
-    program: decode of the released model at TP 8.
+    Counted are packets, edges, waits, polls and the path. `critical_path` counts every packet gate
+    and every wait inside a packet on the longest chain as one each, a gate that all ranks arrive at
+    included. The floor is that count times what one hand-off costs in the system this one starts
+    from, whose counts stand beside those of the same program: decode of the released model at TP 8.
 
     \b
     Example:

@@ -56,11 +56,12 @@ def run(options: "Options") -> "BenchReport":
 @common.as_json()
 def command(strict: bool, as_json: bool, baseline: Path | None, chrome_trace: Path | None,
             page: Path | None, **given: Any) -> None:  # fmt: skip
-    """Measure resident decode as a share of read bandwidth, and prefill against decode.
+    """Measure decode as a share of the read bandwidth.
 
-    The weights stay in memory, copied or as mapped; both are measured in turn on the same threads.
-    The anatomy says for the median token what each op moved and took, what hand-offs and idle
-    workers took. With --versus the tokens of two builds run in turn.
+    Prefill is measured against it. The weights stay in memory, copied or as mapped; both are
+    measured in turn on the same threads. The anatomy says for the median token what each op moved
+    and took, what hand-offs and idle workers took. With --versus the tokens of two builds run in
+    turn.
 
     \b
     Example:

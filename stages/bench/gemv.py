@@ -54,7 +54,7 @@ def command(
     as_json: bool,
     baseline: Path | None,
 ) -> None:
-    """Measure the matrix kernels as a share of the memory's read bandwidth.
+    """Measure the matrix kernels against the read bandwidth.
 
     Four shapes of Kimi K3's weights, at least 1 GiB of memory in huge pages, all threads, each
     kernel interleaved with plain reading. Its first rows are compared with the scalar leaves.

@@ -33,11 +33,12 @@ def run(options: "Asked") -> "BenchReport":
 @common.as_json()
 def command(threads: int | None, tp: int, packets: int, repeats: int, strict: bool, as_json: bool,
             baseline: Path | None) -> None:  # fmt: skip
-    """Measure a packet that does nothing, against a barrier that does nothing else.
+    """Measure a packet that does nothing, against a barrier.
 
     The packets run on the interpreter as any program: one after the other, each waiting for the
     one before; run by one worker alone, passed from worker to worker, and waited for by all
-    workers of a rank or of all ranks. The barrier has as many threads, and runs in turn with them.
+    workers of a rank or of all ranks. The barrier does nothing else; it has as many threads, and
+    runs in turn with them.
 
     \b
     Example:

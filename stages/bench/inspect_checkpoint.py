@@ -97,11 +97,12 @@ def command(
     as_json: bool,
     baseline: Path | None,
 ) -> None:
-    """Measure inspect against stock safetensors, or its look at every value against read(2).
+    """Measure inspect against stock safetensors, or read(2).
 
-    Without CHECKPOINT one is made in a temporary folder: for the report stand-ins of the released
-    one, with the experts in the stock writer's order and in an order of each layer's own;
-    4 GB with the release's widths, mostly MXFP4 experts, for `--values`.
+    The second is `--values`, its look at every value. Without CHECKPOINT one is made in a temporary
+    folder: for the report stand-ins of the released one, with the experts in the stock writer's
+    order and in an order of each layer's own; 4 GB with the release's widths, mostly MXFP4 experts,
+    for `--values`.
 
     \b
     Example:

@@ -105,9 +105,10 @@ def definition_lines(result: Result) -> Iterator[str]:
 @common.as_json()
 def command(as_json: bool, path: Path, block_bytes: int, depth: int, n_bytes: int,
             repeats: int, baseline: Path | None) -> None:  # fmt: skip
-    """Measure a device as a run with --memory reads it: around the page cache.
+    """Measure a device as a run with --memory reads it.
 
-    PATH is a file, or a folder of which the largest weight file is read.
+    It reads around the page cache. PATH is a file, or a folder of which the largest weight file is
+    read.
 
     \b
     Example:

@@ -45,10 +45,11 @@ def run(options: Options) -> "BenchReport":
 @common.as_json()
 def command(source: Path, tp: int, gen: int, cache: Path | None, no_stalls: bool, strict: bool,
             as_json: bool, baseline: Path | None) -> None:  # fmt: skip
-    """Generate many tokens at many ranks whose workers stop at random: drift, leak, hang.
+    """Generate many tokens with workers that stop at random.
 
-    SOURCE is a small checkpoint: what is tried is the hand-offs, not the weights. It builds an
-    interpreter that stalls, so it needs the C compiler.
+    Looked for are drift, leaks and hangs, at many ranks. SOURCE is a small checkpoint: what is
+    tried is the hand-offs, not the weights. It builds an interpreter that stalls, so it needs the C
+    compiler.
 
     \b
     Example:

@@ -45,10 +45,11 @@ def command(checkpoint: Path, chunks: tuple[int, ...], tokens: int, numerics: st
             threads: int | None, leaves: str, workgroups: int | None, cache: Path | None,
             weights: str, repeats: int, strict: bool, as_json: bool, baseline: Path | None,
             ) -> None:  # fmt: skip
-    """Measure prefill by chunk: tokens a second, over decode, of multiply-adds and of reading.
+    """Measure prefill by chunk, against decode and the peaks.
 
-    Each chunk runs in turn with decode on the same threads; peaks are measured beside them. The
-    anatomy says of the chunk of the median time what each op took.
+    Numbers are tokens a second, times decode, shares of multiply-adds and of reading. Each chunk
+    runs in turn with decode on the same threads; peaks are measured beside them. The anatomy says
+    of the chunk of the median time what each op took.
 
     \b
     Example:

@@ -33,12 +33,13 @@ def run(options: Options) -> list[str]:
 @click.argument("files", type=common.PATH, nargs=-1, required=True)
 @common.output("the page")
 def command(files: tuple[Path, ...], output: Path) -> None:
-    """Draw one page of measurements: anatomy, roofline, timeline, chain, experts, memory.
+    """Draw one page of measurements.
 
-    FILES are what other commands wrote, in any order and number: JSON of bench (decode, prefill,
-    roofline, budgets ...) and of run --plan-only, a trace of bench decode --chrome-trace, a
-    plan.h5, a trace of run --expert-trace. The page needs no network and no other file; what
-    nobody measured is named on it and here.
+    It has anatomy, roofline, timeline, chain, experts and memory. FILES are what other commands
+    wrote, in any order and number: JSON of bench (decode, prefill, roofline, budgets ...) and of
+    run --plan-only, a trace of bench decode --chrome-trace, a plan.h5, a trace of run
+    --expert-trace. The page needs no network and no other file; what nobody measured is named on it
+    and here.
 
     \b
     Example:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from k3tool.artifact import canonical_json
+from k3tool.canonical import canonical_json
 from k3tool.targets import BATCH, DEFAULT_CONTEXT
 from stages import options as common
 
@@ -68,12 +68,12 @@ def run(options: Options) -> "Roofline":
 @common.as_json()
 def command(source: Path, tp: int | None, batch: int, ctx: int, numerics: str, device: str,
             bandwidth: float | None, handoff_us: float | None, as_json: bool) -> None:  # fmt: skip
-    """Say the least time of a decode step: what it must read, compute and hand over.
+    """Say the least time that a decode step can take.
 
-    SOURCE is a config.json, a checkpoint or a shards folder; no weight is read. Bytes and
-    operations are counted by module from the weight table and the states, packets and hand-offs of
-    the program that is compiled for them; formula, inputs and their sources stand beside the
-    numbers.
+    That is what it must read, compute and hand over. SOURCE is a config.json, a checkpoint or a
+    shards folder; no weight is read. Bytes and operations are counted by module from the weight
+    table and the states, packets and hand-offs of the program that is compiled for them; formula,
+    inputs and their sources stand beside the numbers.
 
     \b
     Example:

@@ -64,9 +64,10 @@ def command(
     as_json: bool,
     baseline: Path | None,
 ) -> None:
-    """Measure shard against cp with fsync, in bytes written a second on one disk.
+    """Measure shard against cp with fsync, on one disk.
 
-    A source with the release's widths is made in FOLDER and removed at the end.
+    The rate is bytes written a second. A source with the release's widths is made in FOLDER and
+    removed at the end.
 
     \b
     Example:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from k3tool.artifact import canonical_json
+from k3tool.canonical import canonical_json
 from k3tool.tables import count_text
 from stages import options as common
 from stages.bench import shared
@@ -148,11 +148,12 @@ def command(
     stall_us: float,
     as_json: bool,
 ) -> None:
-    """Execute a stream's waits and signals on all ranks, and predict a step's time.
+    """Execute a stream's waits, and predict a step's time.
 
-    Every seed is executed twice: in random order by queues (and by domain windows, where the target
-    has them), which must never lock, and in time, with the costs given. The first line is the time
-    without stalls. What is modelled and what is not stands in k3tool/bench/simulate.py.
+    Signals are those of all ranks. Every seed is executed twice: in random order by queues (and by
+    domain windows, where the target has them), which must never lock, and in time, with the costs
+    given. The first line is the time without stalls. What is modelled and what is not stands in
+    k3tool/bench/simulate.py.
 
     \b
     Example:

@@ -12,6 +12,7 @@ import pytest
 
 from k3tool import errors
 from stages import cli
+from stages.help import finish
 
 REPO = Path(__file__).resolve().parents[2]
 CONTEXT = click.Context(cli.cli)
@@ -48,6 +49,36 @@ def test_group_help_lists_what_exists(k3tool: Callable) -> None:
     for name, entry in cli.COMMANDS.items():
         assert f"  {name} " in outcome.out
         assert entry.summary in outcome.out
+
+
+def listed(group: click.Group, name: str, columns: int) -> list[str]:
+    """Return the lines below Commands of a group's help on a terminal this wide."""
+    context = click.Context(group, info_name=name, terminal_width=columns)
+    return group.get_help(context).partition("Commands:\n")[2].partition("\n\n")[0].splitlines()
+
+
+def test_no_summary_is_cut_in_any_list_of_commands() -> None:
+    groups: dict[str, click.Group] = {"k3tool": cli.cli}
+    for name in AVAILABLE:
+        command = cli.cli.get_command(CONTEXT, name)
+        if isinstance(command, click.Group):
+            groups[name] = command
+    assert {"bench", "verify"} <= set(groups)
+    for name, group in groups.items():
+        at_80, narrow = (listed(group, name, columns) for columns in (80, 40))
+        assert len(at_80) == len(group.list_commands(CONTEXT)), at_80  # a line each
+        assert not [line for line in at_80 + narrow if line.endswith("...")], name
+    for command in groups["bench"].commands.values():  # what a shell's completion shows
+        assert not command.get_short_help_str().endswith("..."), command.name
+
+
+def test_a_summary_that_is_too_long_would_be_seen() -> None:
+    group = click.Group("x")
+    group.add_command(click.Command("long", help="Say a word " * 20 + "at last. And more."))
+    assert listed(group, "x", 80)[0].endswith("...")  # click's own
+    finish(group)
+    assert len(listed(group, "x", 80)) > 1
+    assert listed(group, "x", 80)[-1].endswith("at last.")
 
 
 def test_a_mistyped_command_names_the_nearest(k3tool: Callable) -> None:
