@@ -26,16 +26,15 @@ numbers as little-endian C-order bytes.
 import hashlib
 import json
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
 import h5py
 import numpy as np
-import numpy.typing as npt
 
+from k3tool.artifact_digest import Array, Dataset, Digest, content_sha256, stored_array, words_of
 from k3tool.artifact_roots import (
     KINDS,
     OPTIONAL,
@@ -48,38 +47,14 @@ from k3tool.artifact_roots import (
     require_plain,
 )
 from k3tool.atomic import artifact_line, atomic_path
+from k3tool.canonical import canonical_json
 from k3tool.disk_file import DiskFile
 from k3tool.errors import ArtifactError, K3Error
 from k3tool.revision import tool_version
 
-__all__ = ["InputRef"]  # re-exported: `artifact_roots` is a part of this module
+__all__ = ["Array", "Dataset", "InputRef"]  # re-exported: what a writer hands over
 
-Array = npt.NDArray[Any]
 USER_BLOCK_BYTES = 512  # the smallest that HDF5 allows
-_UNHASHED = ("k3.content_sha256", "k3.tool")
-
-
-@dataclass(frozen=True, slots=True)
-class Dataset:
-    """Hold one array with the words a reader needs: axis names, unit and logical dtype.
-
-    `data` is numeric, boolean or an array or list of str. `dtype` defaults to the NumPy name and is
-    given where NumPy has none (`bf16` in u2, `mxfp4` and `e8m0` in u1).
-    """
-
-    data: Array | Sequence[str]
-    axes: tuple[str, ...]
-    unit: str = ""
-    dtype: str = ""
-
-
-def canonical_json(value: object) -> str:
-    """Return the one JSON text of a value: sorted keys, no spaces, so that equal means equal.
-
-    Bytes of a path that are no UTF-8 become escapes, which JSON reads back as what they were.
-    """
-    text = json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
-    return text.encode(errors="backslashreplace").decode()
 
 
 # -- writing -----------------------------------------------------------------------------------
@@ -106,9 +81,10 @@ def write_artifact(
     """
     given = {"target": target, "phase": phase, "isa_hash": isa_hash}
     roots = _new_roots(kind, schema, attrs, inputs, params, given)
-    stored = {name: _stored(name, dataset) for name, dataset in datasets.items()}
-    digest = _content_sha256(
-        roots, ((name, data, _words(datasets[name], data)) for name, data in sorted(stored.items()))
+    stored = {name: stored_array(name, dataset) for name, dataset in datasets.items()}
+    digest = content_sha256(
+        roots,
+        ((name, data, words_of(datasets[name], data)) for name, data in sorted(stored.items())),
     )
     roots["k3.content_sha256"], roots["k3.tool"] = digest, tool_version()
     path = Path(path)
@@ -133,14 +109,14 @@ def write_large_artifact(
     Memory holds one of them at a time. Raises: K3Error when the file cannot be written.
     """
     roots = _new_roots(kind, schema, None, inputs, params, {"target": target})
-    digest = _Digest(roots)
+    digest = Digest(roots)
     with atomic_path(Path(path)) as temporary:
         with DiskFile(temporary) as disk:
             with h5py.File(disk, "w", userblock_size=USER_BLOCK_BYTES) as file:
                 for name in sorted(datasets):
                     dataset = datasets[name]()
-                    stored = _stored(name, dataset)
-                    words = _words(dataset, stored)
+                    stored = stored_array(name, dataset)
+                    words = words_of(dataset, stored)
                     digest.add(name, stored, words)
                     _write_dataset(file, name, stored, words)
                 roots["k3.content_sha256"] = digest.hexdigest()
@@ -189,7 +165,7 @@ def _file_bytes(
         for name, value in sorted(roots.items()):
             file.attrs[name] = value
         for name in sorted(stored):
-            _write_dataset(file, name, stored[name], _words(datasets[name], stored[name]))
+            _write_dataset(file, name, stored[name], words_of(datasets[name], stored[name]))
         file.flush()
         image: bytes = file.id.get_file_image()  # without the user block
     return _user_block(kind, hashlib.sha256(image).hexdigest()) + image
@@ -207,84 +183,12 @@ def _sha256_behind_block(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def _stored(name: str, dataset: Dataset) -> Array:
-    """Return the array as it is stored: strings as object, numbers little-endian C order."""
-    data = np.asarray(dataset.data)
-    if data.size == 0 and not isinstance(dataset.data, np.ndarray):
-        data = data.astype(object)  # an empty list here is an empty list of strings
-    if data.dtype.kind in "UO":
-        data = data.astype(object)
-        assert all(isinstance(item, str) for item in data.flat), f"{name}: not all strings"
-    else:
-        assert data.dtype.kind in "biuf", f"{name}: {data.dtype}"
-        data = np.ascontiguousarray(data, dtype=data.dtype.newbyteorder("<")).reshape(data.shape)
-    assert len(dataset.axes) == data.ndim, f"{name}: axes {dataset.axes} of shape {data.shape}"
-    return data
-
-
-def _words(dataset: Dataset, stored: Array) -> dict[str, str]:
-    plain = "str" if stored.dtype.kind == "O" else stored.dtype.name
-    return {
-        "axes": canonical_json(list(dataset.axes)),
-        "unit": dataset.unit,
-        "dtype": dataset.dtype or plain,
-    }
-
-
 def _write_dataset(file: h5py.File, name: str, data: Array, words: Mapping[str, str]) -> None:
     dtype = h5py.string_dtype() if data.dtype.kind == "O" else data.dtype
     # One contiguous extent, so that a reader may map it (see Artifact.extent).
     dataset = file.create_dataset(name, data=data, dtype=dtype)
     for key, value in words.items():
         dataset.attrs[key] = value
-
-
-def _content_sha256(
-    roots: Mapping[str, object],
-    datasets: Iterable[tuple[str, Array, Mapping[str, str]]],
-) -> str:
-    digest = _Digest(roots)
-    for name, data, words in datasets:
-        digest.add(name, data, words)
-    return digest.hexdigest()
-
-
-class _Digest:
-    """The content digest of an artifact, of datasets as they come in the order of their names."""
-
-    def __init__(self, roots: Mapping[str, object]) -> None:
-        self._sha256 = hashlib.sha256()
-        hashed = {name: value for name, value in roots.items() if name not in _UNHASHED}
-        inputs = json.loads(str(roots["k3.inputs"]))
-        # An input's name is a label: renaming a folder changes no content.
-        hashed["k3.inputs"] = [{k: v for k, v in entry.items() if k != "name"} for entry in inputs]
-        self._put(canonical_json(hashed).encode())
-
-    def _put(self, data: bytes) -> None:
-        self._sha256.update(len(data).to_bytes(8, "little"))  # ("ab","c") is not ("a","bc")
-        self._sha256.update(data)
-
-    def add(self, name: str, data: Array, words: Mapping[str, str]) -> None:
-        """Add a dataset."""
-        self._put(canonical_json([name, dict(words), list(data.shape)]).encode())
-        if data.dtype.kind == "O":
-            self._put(b"str")
-            for item in data.flat:
-                self._put(item.encode())
-        else:
-            self._put(data.dtype.str.encode())
-            self._sha256.update(bytes_of(data))
-
-    def hexdigest(self) -> str:
-        """Return the digest so far."""
-        return self._sha256.hexdigest()
-
-
-def bytes_of(data: Array | bytes) -> memoryview:
-    """Return the bytes of an array in C order, without a copy where it is contiguous."""
-    if isinstance(data, bytes):
-        return memoryview(data)
-    return memoryview(np.ascontiguousarray(data).reshape(-1).view(np.uint8).data)
 
 
 # -- reading -----------------------------------------------------------------------------------
@@ -431,7 +335,7 @@ def _check_user_block(path: Path, kind: str | None) -> None:
 
 def _check_digest(path: Path, file: h5py.File) -> None:
     roots, names = _roots(file), _names(file)
-    found = _content_sha256(
+    found = content_sha256(
         roots, ((name, *_read_with_words(path, name, file[name])) for name in names)
     )
     if found != roots["k3.content_sha256"]:

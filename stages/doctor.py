@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from k3tool.artifact import canonical_json
+from k3tool.canonical import canonical_json
 from k3tool.errors import TargetError
 from k3tool.tables import count_text
 from k3tool.verdict import Check, not_run, passed, summary

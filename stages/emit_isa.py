@@ -5,8 +5,8 @@ from pathlib import Path
 
 import click
 
-from k3tool.artifact import canonical_json
 from k3tool.atomic import artifact_output, check_outputs
+from k3tool.canonical import canonical_json
 from k3tool.compiler.plan import load_plan
 from k3tool.compiler.proved import save_proved_isa
 from k3tool.isa.emit import emit

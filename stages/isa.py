@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import click
 
-from k3tool.artifact import canonical_json
+from k3tool.canonical import canonical_json
 from k3tool.isa import manual
 
 

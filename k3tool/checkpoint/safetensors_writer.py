@@ -14,8 +14,9 @@ from typing import Any, NamedTuple, Self
 
 import numpy.typing as npt
 
-from k3tool.artifact import bytes_of, canonical_json
+from k3tool.artifact_digest import bytes_of
 from k3tool.atomic import atomic_path
+from k3tool.canonical import canonical_json
 
 Array = npt.NDArray[Any]
 WRITE_BUFFER_BYTES = 1 << 20

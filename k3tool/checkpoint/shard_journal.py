@@ -16,8 +16,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from k3tool.artifact import canonical_json
 from k3tool.atomic import TEMPORARY, atomic_path
+from k3tool.canonical import canonical_json
 from k3tool.checkpoint.json_text import parse_json
 from k3tool.checkpoint.regular_file import open_regular
 from k3tool.checkpoint.shard_copy import FileRecord

@@ -12,8 +12,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from k3tool.artifact import canonical_json
 from k3tool.atomic import atomic_path, fsync
+from k3tool.canonical import canonical_json
 from k3tool.checkpoint.names import RANK_FOLDER
 from k3tool.checkpoint.shard_journal import Work, read_json
 from k3tool.checkpoint.shard_output import check_content, check_output, refuse_foreign

@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from k3tool.artifact import canonical_json
 from k3tool.atomic import atomic_path, disk_hint
+from k3tool.canonical import canonical_json
 from k3tool.checkpoint.identity import checkpoint_identity
 from k3tool.checkpoint.index import INDEX_NAME
 from k3tool.checkpoint.names import SHARDS_NAME

@@ -14,7 +14,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from k3tool.artifact import InputRef, canonical_json, open_artifact
+from k3tool.artifact import InputRef, open_artifact
+from k3tool.canonical import canonical_json
 from k3tool.checkpoint.names import SHARDS_NAME
 from k3tool.checkpoint.reader import Checkpoint
 from k3tool.checkpoint.shard_copy import RefusedValueError

@@ -14,8 +14,8 @@ from typing import Any, NamedTuple, Self
 import numpy as np
 import numpy.typing as npt
 
-from k3tool.artifact import canonical_json
 from k3tool.atomic import fsync, temporary_of
+from k3tool.canonical import canonical_json
 from k3tool.checkpoint.regular_file import read_regular
 from k3tool.compiler.plan import EXPERT_ROLES
 from k3tool.errors import ArtifactError, K3Error

@@ -11,8 +11,8 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
-from k3tool.artifact import canonical_json
 from k3tool.atomic import atomic_path
+from k3tool.canonical import canonical_json
 from k3tool.checkpoint.findings import first_error
 from k3tool.checkpoint.reader import Checkpoint
 from k3tool.checkpoint.value_targets import BF16, F32, Targets

@@ -10,8 +10,8 @@ import hashlib
 from collections.abc import Sequence
 from pathlib import Path
 
-from k3tool.artifact import canonical_json
 from k3tool.atomic import atomic_path
+from k3tool.canonical import canonical_json
 from k3tool.errors import ArtifactError, TargetError, UnsoundError
 from k3tool.runtime import gpu_source
 from k3tool.runtime.compile_gpu import judge

@@ -14,7 +14,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from k3tool.artifact import InputRef, canonical_json
+from k3tool.artifact import InputRef
+from k3tool.canonical import canonical_json
 from k3tool.runtime import records
 from k3tool.runtime.engine import SlotState
 from k3tool.runtime.expert_trace import TraceFile

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from k3tool.artifact import canonical_json
+from k3tool.canonical import canonical_json
 from k3tool.errors import ArtifactError, UsageError
 from k3tool.model.config import K3Config
 from k3tool.runtime.batch import run_batch

@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from k3tool.artifact import canonical_json
+from k3tool.canonical import canonical_json
 from k3tool.errors import UsageError
 from k3tool.progress import waiting
 from k3tool.runtime.foresee import Foreseen, foresee, measured_rates

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from k3tool.artifact import canonical_json
+from k3tool.canonical import canonical_json
 from k3tool.errors import UsageError
 from k3tool.verdict import Check, is_sound, require, summary
 from stages import options as common
