@@ -20,7 +20,7 @@ from k3tool.isa.table import ALL_PHASES
 from k3tool.ref.formats import SCALE_LIMIT
 from k3tool.runtime.gpu_object import LAUNCH_DTYPE
 from k3tool.runtime.gpu_runtime import Device
-from k3tool.runtime.image import (
+from k3tool.runtime.image_layout import (
     PLACE_ARENA,
     PLACE_EXPERTS,
     PLACE_FILE,

@@ -1,4 +1,4 @@
-"""Write the image of one rank: the flat file that `k3-cpu` maps (layout: kernels_cpu/image.h).
+"""Write the image of one rank: the flat file that `k3-cpu` maps (layout: image_layout).
 
 An image joins a program, one run's request and the places of the rank's weights; it holds absolute
 paths and lives only as long as the run. It reads no weight and decides nothing about the stream.
@@ -18,6 +18,7 @@ from k3tool.compiler.record_checks import results_of, short_states
 from k3tool.errors import ArtifactError
 from k3tool.isa.stream import Isa, Stream
 from k3tool.isa.table import ALL_PHASES, PAGE_TOKENS, SPECS, WORD_PARAMS, OpSpec, isa_hash
+from k3tool.runtime import image_layout as layout
 from k3tool.runtime.digest import digest_words
 from k3tool.runtime.homes import (
     check_alignment,
@@ -27,74 +28,6 @@ from k3tool.runtime.homes import (
     weight_homes,
 )
 from k3tool.runtime.weights import ExpertBytes, RankWeights, TensorBytes
-
-MAGIC, VERSION = b"K3IMAGE\0", 3
-N_OPCODES, NO_SLOT, ALIGN = 256, 0xFF, 64
-NO_COPY = 0xFFFFFFFF
-ROUTE_IN_SCRATCH = 0x80
-SECTIONS = (
-    "phase", "inst", "entry", "queue", "wait", "signal", "expect", "op", "tensor", "expert", "file",
-    "text", "prompt", "stop",
-)  # fmt: skip
-
-HEADER_DTYPE = np.dtype(
-    [
-        ("magic", "S8"), ("version", "<u4"), ("n_sections", "<u4"),
-        ("file_bytes", "<u8"), ("checksum", "<u8"), ("isa_hash", "S64"),
-        ("rank", "<u4"), ("n_ranks", "<u4"), ("n_workgroups", "<u4"), ("n_slots", "<u4"),
-        ("max_pages", "<u4"), ("max_context", "<u4"), ("max_counters", "<u4"), ("max_gates", "<u4"),
-        ("arena_bytes", "<u8"), ("private_bytes", "<u8"), ("peer_bytes", "<u8"),
-        ("chunk", "<u4"), ("n_gen", "<u4"), ("all_logits", "<u4"), ("vocab", "<u4"),
-        ("first_phase", "<u4"), ("n_load_queues", "<u4"), ("n_fetch_queues", "<u4"),
-        ("n_expert_slots", "<u4"),
-        ("ring_bytes", "<u8"), ("pinned_bytes", "<u8"), ("slot_bytes", "<u8"),
-    ]
-)  # fmt: skip
-SECTION_DTYPE = np.dtype(
-    [
-        ("kind", "<u4"), ("phase", "<u4"), ("offset", "<u8"), ("count", "<u8"),
-        ("elem_bytes", "<u4"), ("reserved", "<u4"),
-    ]
-)  # fmt: skip
-PHASE_DTYPE = np.dtype(
-    [
-        ("max_tokens", "<u4"), ("scratch_floats", "<u4"), ("n_counters", "<u4"), ("n_gates", "<u4"),
-        ("output_handle", "<u4"), ("logits_handle", "<u4"), ("logits_cols", "<u4"),
-        ("reserved", "<u4"),
-    ]
-)  # fmt: skip
-OP_DTYPE = np.dtype(
-    [
-        ("output_slot", "u1"), ("digest_mode", "u1"), ("unit_kind", "u1"), ("route_slot", "u1"),
-        ("n_outputs", "u1"), ("reserved", "u1", 3),
-    ]
-)  # fmt: skip
-TENSOR_DTYPE = np.dtype(
-    [
-        ("place", "<u4"), ("elem_bytes", "<u4"), ("offset", "<u8"), ("bytes", "<u8"),
-        ("file", "<u4"), ("row_elems", "<u4"), ("expert0", "<u4"), ("n_experts", "<u4"),
-        ("packed_bytes", "<u8"), ("scale_bytes", "<u8"), ("replicated", "<u4"),
-        ("is_primed", "<u4"), ("home", "<u8"),
-    ]
-)  # fmt: skip
-EXPERT_DTYPE = np.dtype(
-    [
-        ("packed_file", "<u4"), ("scale_file", "<u4"),
-        ("packed_offset", "<u8"), ("scale_offset", "<u8"),
-    ]
-)  # fmt: skip
-FILE_DTYPE = np.dtype(
-    [("path_offset", "<u8"), ("bytes", "<u8"), ("copy", "<u4"), ("device", "<u4")]
-)
-assert HEADER_DTYPE.itemsize == 208
-assert TENSOR_DTYPE.itemsize == 72
-
-PLACE_FILE, PLACE_EXPERTS, PLACE_ARENA, PLACE_PEER, PLACE_PRIVATE = 1, 2, 3, 4, 5
-PLACE_PINNED, PLACE_RING, PLACE_SLOTS = 6, 7, 8
-DIGEST_NONE, DIGEST_ROWS, DIGEST_CACHE, DIGEST_GROUP = 0, 1, 2, 3
-UNIT_COLUMNS, UNIT_TOKEN, UNIT_STEP, UNIT_MEMBER = 0, 1, 2, 3
-_UNIT_KINDS = {"token": UNIT_TOKEN, "step": UNIT_STEP, "member": UNIT_MEMBER}
-ELEM_BYTES = {"bf16": 2, "f32": 4, "u32": 4, "mxfp4": 1}
 
 Array = npt.NDArray[Any]
 
@@ -186,12 +119,12 @@ def _place(isa: Isa) -> _Places:
             offsets.append(tensor.offset)
         elif tensor.role in ("state", "output", "logits"):
             offsets.append(private)
-            private += _up(tensor.n_bytes, ALIGN)
+            private += _up(tensor.n_bytes, layout.ALIGN)
         else:
             offsets.append(0)
     arena = max(stream.arena_bytes for stream in isa.streams.values())
     peer = max(stream.peer_bytes for stream in isa.streams.values())
-    return _Places(tuple(offsets), _up(arena, ALIGN), private, _up(peer, ALIGN))
+    return _Places(tuple(offsets), _up(arena, layout.ALIGN), private, _up(peer, layout.ALIGN))
 
 
 def _check_peers_apart(isa: Isa) -> None:
@@ -229,58 +162,34 @@ class _Files:
     def tables(self) -> tuple[Array, Array]:
         """Return FILE_DTYPE rows and the text they point into."""
         paths = list(self._rows)
-        rows = [[0, n, NO_COPY, self._weights.copies(path)[0][1]]
+        rows = [[0, n, layout.NO_COPY, self._weights.copies(path)[0][1]]
                 for path, (_, n) in self._rows.items()]  # fmt: skip
         for index, path in enumerate(self._rows):
             last = rows[index]
             for copy, folder in self._weights.copies(path)[1:]:
                 last[2] = len(rows)
-                last = [0, last[1], NO_COPY, folder]
+                last = [0, last[1], layout.NO_COPY, folder]
                 rows.append(last)
                 paths.append(copy)
         text = b""
         for row, path in zip(rows, paths, strict=True):
             row[0] = len(text)
             text += os.fsencode(path) + b"\0"
-        return np.array([tuple(row) for row in rows], FILE_DTYPE), np.frombuffer(text, "u1")
-
-
-def image_paths(image: bytes) -> list[str]:
-    """Return the paths of an image's files, in the order that faults count them."""
-    header = np.frombuffer(image, HEADER_DTYPE, 1)[0]
-    table = np.frombuffer(image, SECTION_DTYPE, int(header["n_sections"]), HEADER_DTYPE.itemsize)
-    rows = {SECTIONS[int(row["kind"]) - 1]: row for row in table}
-    text, files = rows["text"], rows["file"]
-    names = image[int(text["offset"]) :][: int(text["count"])]
-    found = np.frombuffer(image, FILE_DTYPE, int(files["count"]), int(files["offset"]))
-    return [os.fsdecode(names[int(at) :].split(b"\0", 1)[0]) for at in found["path_offset"]]
-
-
-def start_bytes(images: Sequence[bytes], copied: int) -> int:
-    """Return the bytes that all ranks read before their first step, `copied` of them as copies.
-
-    Under a budget at most: the ring need not be full when a step starts.
-    """
-    headers = [np.frombuffer(image, HEADER_DTYPE, 1)[0] for image in images]
-    return copied + sum(int(h["pinned_bytes"]) + int(h["ring_bytes"]) for h in headers)
+        return np.array([tuple(row) for row in rows], layout.FILE_DTYPE), np.frombuffer(text, "u1")
 
 
 def _tensor_rows(
     isa: Isa, places: _Places, weights: RankWeights, files: _Files
 ) -> tuple[Array, Array]:
     """Return TENSOR_DTYPE rows by handle and EXPERT_DTYPE rows."""
-    roles = {
-        "arena": PLACE_ARENA, "peer": PLACE_PEER, "state": PLACE_PRIVATE, "output": PLACE_PRIVATE,
-        "logits": PLACE_PRIVATE, "weight": PLACE_FILE, "experts": PLACE_EXPERTS,
-        "ring": PLACE_RING, "slots": PLACE_SLOTS,
-    }  # fmt: skip
     homes = weight_homes(isa)
     primed = primed_handles(isa)
-    rows = np.zeros(len(isa.tensors), TENSOR_DTYPE)
+    rows = np.zeros(len(isa.tensors), layout.TENSOR_DTYPE)
     experts: list[ExpertBytes] = []
     for handle, tensor in enumerate(isa.tensors):
         row = rows[handle]
-        row["place"], row["elem_bytes"] = roles[tensor.role], ELEM_BYTES[tensor.dtype]
+        row["place"] = layout.PLACE_OF_ROLE[tensor.role]
+        row["elem_bytes"] = layout.ELEM_BYTES[tensor.dtype]
         row["bytes"], row["offset"] = tensor.n_bytes, places.offsets[handle]
         row["row_elems"] = tensor.local[-1] if tensor.local else 0
         row["replicated"] = tensor.is_replicated
@@ -288,16 +197,16 @@ def _tensor_rows(
             _point_at(row, weights.tensor(tensor), files)
             row["is_primed"] = handle in primed
         if handle in homes:
-            row["place"] = PLACE_RING if tensor.role == "ring" else PLACE_PINNED
+            row["place"] = layout.PLACE_RING if tensor.role == "ring" else layout.PLACE_PINNED
             row["home"] = homes[handle]
-            check_alignment(tensor, weights.tensor(tensor), ELEM_BYTES[tensor.dtype])
+            check_alignment(tensor, weights.tensor(tensor), layout.ELEM_BYTES[tensor.dtype])
         if tensor.role in EXPERT_ROLES:
             found = weights.experts(tensor)
             row["expert0"], row["n_experts"] = len(experts), len(found)
             row["packed_bytes"] = found[0].packed.n_bytes
             row["scale_bytes"] = found[0].scale.n_bytes
             experts += found
-    table = np.zeros(len(experts), EXPERT_DTYPE)
+    table = np.zeros(len(experts), layout.EXPERT_DTYPE)
     for index, (packed, scale) in enumerate(experts):
         table[index] = (
             files.row(packed.path, packed.file_bytes),
@@ -319,7 +228,7 @@ def _phase_sections(
     isa: Isa, stream: Stream, phase: int, rank: int
 ) -> list[tuple[str, int, Array]]:
     queues = stream.queues
-    row = np.zeros(1, PHASE_DTYPE)
+    row = np.zeros(1, layout.PHASE_DTYPE)
     output, logits = (_handle_of(isa, role, stream.name) for role in ("output", "logits"))
     row["max_tokens"], row["scratch_floats"] = stream.max_tokens, stream.scratch_floats
     row["n_counters"], row["n_gates"] = len(queues.local_counts), len(queues.gate_counts)
@@ -348,11 +257,11 @@ def _handle_of(isa: Isa, role: str, phase: str) -> int:
 
 
 def _op_rows() -> Array:
-    rows = np.zeros(N_OPCODES, OP_DTYPE)
-    rows["route_slot"] = NO_SLOT
+    rows = np.zeros(layout.N_OPCODES, layout.OP_DTYPE)
+    rows["route_slot"] = layout.NO_SLOT
     for op, spec in SPECS.items():
         route = _route_slot(spec)
-        units = _UNIT_KINDS.get(spec.unit, UNIT_COLUMNS)
+        units = layout.UNIT_KINDS.get(spec.unit, layout.UNIT_COLUMNS)
         first, mode = spec.slot(results_of(spec)[0].name), _digest_mode(spec)
         rows[int(op)] = (first, mode, units, route, len(results_of(spec)), 0)
     return rows
@@ -367,25 +276,27 @@ def _route_slot(spec: OpSpec) -> int:
     if "route" in names:
         return spec.slot("route")
     if "scores" in names and not spec.is_load:
-        return ROUTE_IN_SCRATCH | spec.word("top_k") - WORD_PARAMS
-    return NO_SLOT
+        return layout.ROUTE_IN_SCRATCH | spec.word("top_k") - WORD_PARAMS
+    return layout.NO_SLOT
 
 
 def _digest_mode(spec: OpSpec) -> int:
     """Return where the result lies: rows of one or more buffers, the paged cache, or elsewhere."""
     if len(spec.outputs) > 1:
-        return DIGEST_GROUP
+        return layout.DIGEST_GROUP
     if spec.output.role == "out":
-        return DIGEST_ROWS
-    return DIGEST_CACHE if spec.output.role == "state" and spec.unit == "token" else DIGEST_NONE
+        return layout.DIGEST_ROWS
+    is_cache = spec.output.role == "state" and spec.unit == "token"
+    return layout.DIGEST_CACHE if is_cache else layout.DIGEST_NONE
 
 
 def _header(isa: Isa, rank: int, request: Request | None, vocab: int, places: _Places) -> Array:
-    header = np.zeros(1, HEADER_DTYPE)
+    header = np.zeros(1, layout.HEADER_DTYPE)
     context = int(isa.params["ctx"])
     streams = isa.streams.values()
     values = {
-        "magic": MAGIC, "version": VERSION, "isa_hash": isa_hash().encode(), "rank": rank,
+        "magic": layout.MAGIC, "version": layout.VERSION,
+        "isa_hash": isa_hash().encode(), "rank": rank,
         "n_ranks": isa.tp, "n_workgroups": isa.n_workgroups, "n_slots": int(isa.params["batch"]),
         "max_pages": -(-context // PAGE_TOKENS), "max_context": context,
         "max_counters": max(len(stream.queues.local_counts) for stream in streams),
@@ -413,19 +324,20 @@ def _header(isa: Isa, rank: int, request: Request | None, vocab: int, places: _P
 
 def _join(header: Array, sections: Sequence[tuple[str, int, Array]]) -> bytes:
     """Return header, section table and sections, each section on ALIGN bytes, with the checksum."""
-    table = np.zeros(len(sections), SECTION_DTYPE)
-    offset = _up(HEADER_DTYPE.itemsize + table.nbytes, ALIGN)
+    table = np.zeros(len(sections), layout.SECTION_DTYPE)
+    head = layout.HEADER_DTYPE.itemsize
+    offset = _up(head + table.nbytes, layout.ALIGN)
     for index, (kind, phase, data) in enumerate(sections):
         elem = data.dtype.itemsize * (data.shape[1] if data.ndim == 2 else 1)
-        table[index] = (1 + SECTIONS.index(kind), phase, offset, len(data), elem, 0)
-        offset += _up(data.nbytes, ALIGN)
+        table[index] = (1 + layout.SECTIONS.index(kind), phase, offset, len(data), elem, 0)
+        offset += _up(data.nbytes, layout.ALIGN)
     out = bytearray(offset)
     header["n_sections"], header["file_bytes"] = len(sections), offset
-    out[HEADER_DTYPE.itemsize : HEADER_DTYPE.itemsize + table.nbytes] = table.tobytes()
+    out[head : head + table.nbytes] = table.tobytes()
     for row, (_, _, data) in zip(table, sections, strict=True):
         start = int(row["offset"])
         out[start : start + data.nbytes] = np.ascontiguousarray(data).tobytes()
-    out[: HEADER_DTYPE.itemsize] = header.tobytes()
+    out[:head] = header.tobytes()
     header["checksum"] = checksum(bytes(out))
-    out[: HEADER_DTYPE.itemsize] = header.tobytes()
+    out[:head] = header.tobytes()
     return bytes(out)

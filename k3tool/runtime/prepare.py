@@ -32,7 +32,8 @@ from k3tool.runtime.finite import require_finite
 from k3tool.runtime.gpu_device import builds_of, check_gpu_options, find_devices
 from k3tool.runtime.gpu_group import GpuGroup
 from k3tool.runtime.gpu_runtime import Devices
-from k3tool.runtime.image import Request, build_image, image_paths, start_bytes
+from k3tool.runtime.image import Request, build_image
+from k3tool.runtime.image_view import image_paths, start_bytes
 from k3tool.runtime.interpreter import check_leaves, load
 from k3tool.runtime.options import RunOptions, check_length, check_request, logits_shape
 from k3tool.runtime.ranks import FaultError, Launch, RankGroup

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from k3tool.memory import address_limit, require_room, too_little
-from k3tool.runtime.image import HEADER_DTYPE
+from k3tool.runtime.image_layout import HEADER_DTYPE
 from k3tool.runtime.weights import RankWeights
 
 _OWN = ("arena_bytes", "private_bytes", "peer_bytes")

@@ -10,6 +10,7 @@ import pytest
 
 from k3tool.runtime import image
 from k3tool.runtime.engine import StepToken
+from k3tool.runtime.image_layout import HEADER_DTYPE, SECTION_DTYPE, SECTIONS
 from k3tool.runtime.interpreter import load
 from k3tool.runtime.requests import Step, encode_step
 from tests.runtime import toy
@@ -46,11 +47,11 @@ def whole(tmp_path: Path) -> bytes:
 
 def with_checksum(data: bytearray) -> bytes:
     """Make an edited image pass the checksum, so that the checks behind it are reached."""
-    header = np.frombuffer(data[: image.HEADER_DTYPE.itemsize], image.HEADER_DTYPE).copy()
+    header = np.frombuffer(data[: HEADER_DTYPE.itemsize], HEADER_DTYPE).copy()
     header["checksum"] = 0
-    data[: image.HEADER_DTYPE.itemsize] = header.tobytes()
+    data[: HEADER_DTYPE.itemsize] = header.tobytes()
     header["checksum"] = image.checksum(bytes(data))
-    data[: image.HEADER_DTYPE.itemsize] = header.tobytes()
+    data[: HEADER_DTYPE.itemsize] = header.tobytes()
     return bytes(data)
 
 
@@ -76,13 +77,13 @@ def test_one_flipped_bit_is_refused(tmp_path: Path, whole: bytes) -> None:
 
 def _words_of(data: bytes, kinds: tuple[str, ...]) -> list[int]:
     """Return the byte offsets of all words in the header, section table and sections of `kinds`."""
-    size = image.HEADER_DTYPE.itemsize
-    n_sections = int(np.frombuffer(data[:size], image.HEADER_DTYPE)["n_sections"][0])
-    end = size + n_sections * image.SECTION_DTYPE.itemsize
-    rows = np.frombuffer(data[size:end], image.SECTION_DTYPE)
+    size = HEADER_DTYPE.itemsize
+    n_sections = int(np.frombuffer(data[:size], HEADER_DTYPE)["n_sections"][0])
+    end = size + n_sections * SECTION_DTYPE.itemsize
+    rows = np.frombuffer(data[size:end], SECTION_DTYPE)
     words = list(range(0, end, 4))
     for row in rows:
-        if image.SECTIONS[int(row["kind"]) - 1] in kinds:
+        if SECTIONS[int(row["kind"]) - 1] in kinds:
             n_bytes = int(row["count"]) * int(row["elem_bytes"])
             words += range(int(row["offset"]), int(row["offset"]) + n_bytes, 4)
     return words
