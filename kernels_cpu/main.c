@@ -172,7 +172,8 @@ int main(int argc, char **argv) {
     if (parse(&o, argc, argv) != 0) return refuse(2, "k3-cpu", "need --image F --shared F --requests FD --records FD [--logits F] [--exchange F] [--trace F] [--expert-trace FD] [--hash-table FD --hashes FD [--kept FD]] [--noise 1] [--copy 1] [--threads N] [--leaves L] [--deadline S]");
     prctl(PR_SET_PDEATHSIG, SIGKILL); /* no stray rank after a killed driver; one that died before: the pipe says so */
     signal(SIGPIPE, SIG_IGN);
-    signal(SIGINT, SIG_IGN); /* the driver decides */
+    signal(SIGINT, SIG_IGN); /* the driver decides, also where a supervisor sends its signal to the whole group */
+    signal(SIGTERM, SIG_IGN);
     const K3Bodies *bodies = k3_choose_bodies(o.leaves);
     if (bodies == NULL) return refuse(5, o.leaves, "this CPU does not have these leaves");
     const int code = start(&rank, &o, bodies);

@@ -74,12 +74,14 @@ def run(options: Options, on_ready: Callable[[str], None], say: Say, note: Say) 
                 on_ready=lambda: on_ready(url_of(listening)), on_end=service.close,
             )  # fmt: skip
             service.on_fault = server.stop
-            with service:
-                note(f"{service.served.name}: {count_text(engine.n_slots, 'slot')} of "
-                     f"{count_text(engine.context, 'position')}")  # fmt: skip
-                server.run(listening)
-            if service.error is not None:
-                raise service.error
+            try:
+                with service:
+                    note(f"{service.served.name}: {count_text(engine.n_slots, 'slot')} of "
+                         f"{count_text(engine.context, 'position')}")  # fmt: skip
+                    server.run(listening)
+            finally:
+                if service.error is not None:  # a signal that came as well says less
+                    raise service.error
 
 
 @click.command("serve")

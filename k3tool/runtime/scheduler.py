@@ -37,7 +37,8 @@ class Request:
 
     `choose` decides what goes on (greedy unless given; with `wants_logits` it gets the logits),
     `ends` may stop the sequence with any token. `state` is what the slot begins with: the prompt
-    goes on behind it. `is_cancelled` may be set at any time, by any thread.
+    goes on behind it. What these raise ends the request alone where `on_error` takes it.
+    `is_cancelled` may be set at any time, by any thread.
     """
 
     prompt: Sequence[int]
@@ -48,6 +49,7 @@ class Request:
     ends: Ends | None = None
     wants_logits: bool = False
     state: SlotState | None = None
+    on_error: Callable[[Exception], object] | None = None
     is_cancelled: bool = False
 
     @property
@@ -130,7 +132,8 @@ class Scheduler:
     def step(self) -> bool:
         """Run one step and tell of its tokens. Returns whether there was anything to do.
 
-        Raises: what the engine raises; what a callback raises. After either nothing goes on.
+        Raises: what the engine raises; what a callback raises of a request without `on_error`.
+        After either nothing goes on.
         """
         self._drop_cancelled()
         self._admit()
@@ -141,7 +144,8 @@ class Scheduler:
         wants_logits = any(running.request.wants_logits for running in wanted)
         result = self._engine.step([*tokens, *last], len(last), wants_logits)
         for nth, running in enumerate(wanted):
-            self._hear(running, result, nth)
+            if not running.request.is_cancelled:  # by what an earlier one of this step told
+                self._hear_alone(running, result, nth)
         return True
 
     # -- slots ---------------------------------------------------------------------------------
@@ -188,11 +192,20 @@ class Scheduler:
             tokens += running.take(n)
         return tokens, wanted
 
+    def _hear_alone(self, running: _Running, result: StepResult, nth: int) -> None:
+        """Take a sequence's choice; where its callbacks fail it leaves, and no other."""
+        try:
+            self._hear(running, result, nth)
+        except Exception as error:
+            if running.request.on_error is None:
+                raise
+            if running in self._running:
+                self._leave(running)
+            running.request.on_error(error)
+
     def _hear(self, running: _Running, result: StepResult, nth: int) -> None:
         """Take the choice after a sequence's last token."""
         request, choice = running.request, result.choices[nth]
-        if request.is_cancelled:
-            return  # by what an earlier one of this step told
         logits = result.logits[nth] if request.wants_logits and result.logits is not None else None
         chosen = choice.id if request.choose is None else request.choose(choice, logits)
         running.n_new += 1

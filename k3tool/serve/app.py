@@ -5,6 +5,7 @@ It holds no engine and no tokenizer, so a test drives it with a service of its o
 
 import asyncio
 import hmac
+import sys
 import time
 import traceback
 import uuid
@@ -29,7 +30,14 @@ from k3tool.serve.requests import (
     read_chat,
     read_completion,
 )
-from k3tool.serve.service import Generation, OverloadedError, Service, StoppedError, Update
+from k3tool.serve.service import (
+    BrokenError,
+    Generation,
+    OverloadedError,
+    Service,
+    StoppedError,
+    Update,
+)
 from k3tool.text.chat import first_channel
 
 MOST_BODY_BYTES = 32 << 20
@@ -59,9 +67,7 @@ class App:
             Route("/v1/completions", self._counted(self._completions), methods=["POST"]),
             Route("/v1/chat/completions", self._counted(self._chat), methods=["POST"]),
         ]
-        made = Starlette(
-            routes=routes, exception_handlers={HTTPException: _http_error, Exception: _bug}
-        )
+        made = Starlette(routes=routes, exception_handlers={HTTPException: _http_error})
         # A redirect would go to whatever host the request names, without its body.
         made.router.redirect_slashes = False
         return made
@@ -104,6 +110,8 @@ class App:
             return await _http_error(request, error)
         except ClientDisconnect:
             return Response(status_code=_CLIENT_GONE)
+        except Exception as error:  # ours, and this request's alone; it is counted like the others
+            return JSONResponse(_bug_json(error), status_code=500)
 
     def _may_enter(self, request: Request) -> bool:
         if self._key is None:
@@ -211,7 +219,7 @@ async def _whole(
 async def _stream(
     request: Request, head: Head, started: Sequence[Generation], ask: Ask, n_prompt: int
 ) -> AsyncIterator[bytes]:
-    """Yield server-sent events; an engine that stops is an event too, since 200 has been sent."""
+    """Yield server-sent events; what goes wrong is an event too, since 200 has been sent."""
     fresh = set(range(len(started)))
     try:
         async with aclosing(_updates(request, started)) as updates:
@@ -222,6 +230,9 @@ async def _stream(
         yield event(error_json(str(error), "server_error", None, "engine_stopped"))
         return
     except ClientDisconnect:
+        return
+    except Exception as error:
+        yield event(_bug_json(error))
         return
     if ask.include_usage:
         yield event(head.last(Usage(n_prompt, sum(one.n_tokens for one in started))))
@@ -286,10 +297,13 @@ def _error(
     return JSONResponse(error_json(message, kind, None, code), status_code=status, headers=headers)
 
 
-async def _bug(request: Request, error: Exception) -> Response:
-    """Answer what should not happen, and say on stderr what it was: the server goes on."""
-    traceback.print_exception(error)
-    return _error(500, "a fault of the server", "server_error", "internal_error")
+def _bug_json(error: Exception) -> Json:
+    """Say on stderr what should not have happened; return what the client is told of it."""
+    cause = error.__cause__ if isinstance(error, BrokenError) and error.__cause__ else error
+    with suppress(OSError):  # nobody may read it
+        print("k3tool serve: a fault of ours ended a request (500):", file=sys.stderr)
+        traceback.print_exception(cause)
+    return error_json("a fault of the server", "server_error", None, "internal_error")
 
 
 async def _http_error(request: Request, error: Exception) -> Response:

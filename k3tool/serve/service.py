@@ -41,6 +41,10 @@ class StoppedError(Exception):
     """The engine has stopped and gives no token any more."""
 
 
+class BrokenError(Exception):
+    """A mistake of ours (the cause) ended one answer; the others go on."""
+
+
 @dataclass(frozen=True, slots=True)
 class Served:
     """What is served, and how much of it at once.
@@ -142,6 +146,13 @@ class Generation:
         if new.reason is not None:
             self.end(new.reason)
         self.send(update)
+
+    def on_error(self, error: Exception) -> None:
+        """End it by what one of the calls above raised."""
+        self.end("broken")
+        broken = BrokenError()
+        broken.__cause__ = error
+        self.send(broken)
 
     def end(self, reason: str) -> None:
         """Count how it ended, once."""
@@ -305,6 +316,7 @@ class Service:
         return Request(
             ids, most_new, generation.on_token, ends | set(ask.stop_ids),
             generation.choose, generation.ends, wants_logits=generation.wants_logits,
+            on_error=generation.on_error,
         )  # fmt: skip
 
     # -- the engine's thread -------------------------------------------------------------------

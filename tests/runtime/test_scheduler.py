@@ -191,6 +191,36 @@ def test_one_cancelled_by_what_another_is_told_hears_nothing_more() -> None:
     assert second.tokens == []
 
 
+class Mistake(Exception):
+    """What a callback raises."""
+
+
+@pytest.mark.parametrize("callback", ["on_token", "ends", "choose"])
+def test_a_callback_that_fails_ends_its_own_request(callback: str) -> None:
+    """Its slot is free for who waits; without anybody who takes the error, nothing goes on."""
+
+    def fail(*_: Any) -> Any:
+        raise Mistake(callback)
+
+    def broken(**more: Any) -> Request:
+        request = Heard([1], 5, **more).request
+        setattr(request, callback, fail)
+        return request
+
+    taken: list[Exception] = []
+    scheduler = Scheduler(CheckingEngine(2))
+    good, late = Heard([2], 5), Heard([3], 5)
+    for request in (broken(on_error=taken.append), good.request, late.request):
+        scheduler.submit(request)
+    scheduler.run()
+    assert [type(error) for error in taken] == [Mistake]
+    assert (good.ids, late.ids) == (alone([2], 5), alone([3], 5))
+    assert (scheduler.n_running, scheduler.n_waiting) == (0, 0)
+    scheduler.submit(broken())
+    with pytest.raises(Mistake):
+        scheduler.run()
+
+
 def test_it_stops_where_it_is_told_to() -> None:
     ids = alone([3], 9)
     at_id = Heard([3], 9, stop_ids=frozenset([ids[4]]))

@@ -5,6 +5,7 @@ import signal
 import socket
 import subprocess
 import sys
+import urllib.request
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -60,6 +61,63 @@ def test_a_rank_that_dies(start: Start) -> None:
     assert code == 4
     assert "k3tool serve: rank 1: got killed by SIGKILL" in said
     assert "Traceback" not in said
+
+
+def test_a_fault_says_more_than_the_signal_behind_it(start: Start) -> None:
+    """A supervisor asks for the end while the server is ending: it is to hear of the fault."""
+    server = start("--tp", 2)
+    port = int(server.url.split(":")[2].split("/")[0])
+    with socket.create_connection(("127.0.0.1", port)) as slow:  # is waited for a while at the end
+        slow.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\n")
+        os.kill(server.ranks[1], signal.SIGKILL)
+        health = server.url.removesuffix("/v1") + "/health"
+        until(lambda: not answers(health))
+        assert server.process.poll() is None
+        code, said = server.end()
+    assert code == 4, said
+    assert "k3tool serve: rank 1: got killed by SIGKILL" in said
+    assert "terminated" not in said
+
+
+def answers(url: str) -> bool:
+    """Return whether somebody answers with 200."""
+    try:
+        with urllib.request.urlopen(url) as answer:
+            return bool(answer.status == 200)
+    except OSError:
+        return False
+
+
+def test_a_signal_to_the_whole_group(start: Start) -> None:
+    """A supervisor sends SIGTERM to ranks as well: it is the driver that decides, and no fault."""
+    server = start("--tp", 2)
+    ranks = server.ranks
+    for pid in ranks:
+        os.kill(pid, signal.SIGTERM)
+    with client_of(server) as client:
+        assert client.completions.create(model="tiny", prompt=[1], max_tokens=4).choices
+    code, said = server.end()
+    assert code == 143, said
+    assert all(map(is_gone, ranks))
+
+
+def test_two_servers_of_one_checkpoint(
+    start: Start, sample: Path, cache: Path, k3tool_process: Callable[..., Any]
+) -> None:
+    """At two ports both answer alike; at one port the second is refused in a line."""
+    one, two = start(), start()
+    asked = {"model": "tiny", "prompt": [3, 1], "max_tokens": 8, "temperature": 0}
+    texts = []
+    for server in (one, two, one):
+        with client_of(server) as client:
+            texts.append(client.completions.create(**asked).choices[0].text)
+    assert texts[0] == texts[1] == texts[2]
+    port = one.url.split(":")[2].split("/")[0]
+    outcome = k3tool_process("serve", sample, "--port", port, "--cache", cache)
+    assert outcome.code == 2
+    assert outcome.err.count("\n") == 1
+    assert f"--port: got 127.0.0.1:{port}: address already in use" in outcome.err
+    assert [server.end()[0] for server in (one, two)] == [143, 143]
 
 
 def test_a_rank_that_dies_while_nothing_is_asked(start: Start) -> None:
