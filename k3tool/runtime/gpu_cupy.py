@@ -7,7 +7,7 @@ which does not notice an edited header.
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -17,22 +17,23 @@ import numpy as np
 from k3tool.errors import TargetError, UnsoundError
 from k3tool.runtime.gpu_build import object_of
 from k3tool.runtime.gpu_runtime import Launched
+from k3tool.runtime.gpu_vendors import DRIVERS
 from k3tool.targets import get_target
 
 _DONE, _NOT_READY = 0, 600  # cudaSuccess, cudaErrorNotReady; HIP has the same numbers
-_PACKAGES = {"cuda": "cupy-cuda13x", "hip": "cupy-rocm-7-0"}
 _OUT_OF_MEMORY, _UNAVAILABLE = 2, 46
-_IN_USE = "another process has the device to itself: nvidia-smi names it"
 _CPU = "leave --target out to run on the CPU"
+Load = Callable[[str], Any]
 
 
-def open_device(target: str, ordinal: int = 0) -> CupyDevice:
-    """Return a device of a target's vendor, as the driver numbers them.
+def open_device(target: str, ordinal: int = 0, load: Load = ctypes.CDLL) -> CupyDevice:
+    """Return a device of a target's vendor, as the driver numbers them. `load` opens a library.
 
     Raises: TargetError where CuPy, its vendor's build of it, the driver or a device is absent.
     """
     family = get_target(target).family
-    need = f"PyPI package {_PACKAGES[family]}"
+    vendor = DRIVERS[family]
+    need = f"PyPI package {vendor.cupy}"
     try:
         import cupy
     except ImportError as error:
@@ -43,19 +44,21 @@ def open_device(target: str, ordinal: int = 0) -> CupyDevice:
         got = f"CuPy {cupy.__version__} for the other vendor"
         raise TargetError(f"--target {target}", got=got, need=need, hint=_CPU)
     try:
-        return CupyDevice(cupy, family == "hip", ordinal)
+        return CupyDevice(cupy, family == "hip", ordinal, load)
     except cupy.cuda.runtime.CUDARuntimeError as error:
         raise TargetError(
             f"--target {target}", got=_one_line(error), need="a device and a driver CuPy can use",
-            hint=_IN_USE if error.status == _UNAVAILABLE else _CPU,
+            hint=f"another process has the device to itself: {vendor.monitor} names it"
+            if error.status == _UNAVAILABLE else _CPU,
         ) from None  # fmt: skip
 
 
 class CupyDevice:
     """One device: its ranks' memory, a stream a rank, and one for copies beside them."""
 
-    def __init__(self, cupy: Any, is_hip: bool, ordinal: int = 0) -> None:
+    def __init__(self, cupy: Any, is_hip: bool, ordinal: int = 0, load: Load = ctypes.CDLL) -> None:
         """Take the imported module; makes a context."""
+        self._vendor, self._load = DRIVERS["hip" if is_hip else "cuda"], load
         self._driver, self._runtime = cupy.cuda.driver, cupy.cuda.runtime
         self._module = cupy.cuda.function.Module
         self._errors = (self._runtime.CUDARuntimeError, self._driver.CUDADriverError)
@@ -122,7 +125,7 @@ class CupyDevice:
             raise TargetError(
                 f"memory of {self.name}", got=_one_line(error),
                 need=f"{n_bytes} bytes at once",
-                hint="another process may have taken it since: nvidia-smi",
+                hint=f"another process may have taken it since: {self._vendor.monitor}",
             ) from None  # fmt: skip
         self._held.append(address)
         with self._sound("memory"):
@@ -184,7 +187,16 @@ class CupyDevice:
         """Return units times the blocks that fit one, by its registers and shared memory."""
         count = self._driver.occupancyMaxActiveBlocksPerMultiprocessor
         with self._sound("occupancy"):
-            return int(count(kernel.ptr, lanes, 0)) * self.n_units
+            if not self._vendor.occupancy:
+                return int(count(kernel.ptr, lanes, 0)) * self.n_units
+            found, call = ctypes.c_int(), self._vendor.occupancy
+            failed = getattr(self._load(self._vendor.library), call)(
+                ctypes.byref(found), ctypes.c_void_p(kernel.ptr), lanes, ctypes.c_size_t(0)
+            )
+        if failed:
+            got = f"{call} error {failed}"
+            raise UnsoundError(f"{self.name}: occupancy", got=got, need="a device in order")
+        return found.value * self.n_units
 
     def launch(
         self, kernel: Any, n_blocks: int, lanes: int, arguments: Sequence[int], stream: int
@@ -216,12 +228,7 @@ class CupyDevice:
         return self._streams[number]
 
     def capture(self, launches: Sequence[Launched]) -> int:
-        """Return a graph of plain launches. Raises: TargetError on HIP, where CuPy has none."""
-        if self._is_hip:
-            raise TargetError(
-                f"{self.name}: a graph of launches", got="CuPy for ROCm, which captures none",
-                need="CUDA",
-            )  # fmt: skip
+        """Return a graph of plain launches."""
         stream = self._stream(0)
         with self._sound("a capture"):
             self._runtime.streamBeginCapture(stream)

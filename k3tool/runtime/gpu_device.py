@@ -88,7 +88,7 @@ def _open(target: str, n: int, load: Load = ctypes.CDLL) -> list[Device]:
     devices: list[Device] = []
     try:
         for ordinal in range(n):
-            devices.append(open_device(target, ordinal))
+            devices.append(open_device(target, ordinal, load))
             check_arch(devices[-1], target)
     except TargetError:
         _close(devices)

@@ -112,10 +112,7 @@ class Device(Devices, Protocol):
         ...
 
     def capture(self, launches: Sequence[Launched]) -> Any:
-        """Return a graph of launches, each behind the one before; for measuring.
-
-        Raises: TargetError where this vendor has none.
-        """
+        """Return a graph of launches, each behind the one before; for measuring."""
         ...
 
     def replay(self, graph: Any) -> None:

@@ -1,7 +1,8 @@
 """CuPy's names that k3tool.runtime.gpu_cupy calls, on an emulated device: its glue, without a GPU.
 
-Signatures are those of CuPy 14.2; memory, streams and launches are the emulated device's. What a
-driver really answers is not shown by it.
+Signatures are those of CuPy 14.2, and so are the two calls that its build for ROCm answers with an
+error whatever is asked; memory, streams and launches are the emulated device's. What a driver
+really answers is not shown by it.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from k3tool.runtime.gpu_runtime import Launched
+from k3tool.runtime.gpu_vendors import DRIVERS
 from tests.kernels.emulated_device import KERNELS, EmulatedDevice
 
 NAMES = tuple(KERNELS)
@@ -30,6 +32,7 @@ class FakeModule:
     """A module of the device that is current when it is loaded."""
 
     here: Callable[[], tuple[int, EmulatedDevice]]
+    functions: dict[int, tuple[bytes, int, int]]  # by handle: code, which of NAMES, device
 
     def load(self, cubin: bytes) -> None:
         if cubin[:4] != b"\x7fELF":
@@ -39,7 +42,9 @@ class FakeModule:
 
     def get_function(self, name: str) -> Any:
         self.device.load(self.code, name)
-        return SimpleNamespace(ptr=(self.code, NAMES.index(name), self.ordinal))
+        handle = 0x4000 + 8 * len(self.functions)
+        self.functions[handle] = self.code, NAMES.index(name), self.ordinal
+        return SimpleNamespace(ptr=handle)
 
 
 def fake_cupy(*devices: EmulatedDevice, is_hip: bool = False, **changed: Any) -> Any:
@@ -69,9 +74,14 @@ def fake_cupy(*devices: EmulatedDevice, is_hip: bool = False, **changed: Any) ->
         streams[0x1000 + 8 * len(streams)] = current[0], own
         return max(streams)
 
+    functions: dict[int, tuple[bytes, int, int]] = {}
     captured: dict[int, list[Launched]] = {}  # by stream, while it captures
     handles = itertools.count(0x2000, 8)
     graphs: dict[int, list[Launched]] = {}  # by handle, of graphs and what was made of them
+
+    def occupancy(function: int, lanes: int, shared: int) -> int:
+        assert function in functions
+        return 1
 
     def cooperative(function: int, *shape: int) -> None:
         assert len(shape) == 9
@@ -103,7 +113,7 @@ def fake_cupy(*devices: EmulatedDevice, is_hip: bool = False, **changed: Any) ->
         *grid, stream, params = shape[:9]
         n_blocks, lanes = grid[0], grid[3]
         assert grid == [n_blocks, 1, 1, lanes, 1, 1, 0]
-        code, which, ordinal = function
+        code, which, ordinal = functions[function]
         assert ordinal == current[0], "a function of another device than the current one"
         n = 1 if NAMES[which] == "k3_interp" else 2
         places = (ctypes.c_void_p * n).from_address(params)
@@ -125,7 +135,7 @@ def fake_cupy(*devices: EmulatedDevice, is_hip: bool = False, **changed: Any) ->
         here().freed.append(address)
 
     def properties(ordinal: int) -> dict[str, Any]:
-        return {"name": b"fake H200", "major": 9, "minor": 0, "gcnArchName": b"gfx942:sramecc+",
+        return {"name": b"fake GPU", "major": 9, "minor": 0, "gcnArchName": b"gfx942:sramecc+",
                 "multiProcessorCount": devices[ordinal].n_units}  # fmt: skip
 
     runtime = {
@@ -142,16 +152,31 @@ def fake_cupy(*devices: EmulatedDevice, is_hip: bool = False, **changed: Any) ->
         "malloc": lambda n_bytes: here().alloc(n_bytes), "free": free, "memcpyAsync": copy,
         "memsetAsync": lambda at, value, n_bytes, stream: ctypes.memset(at, value, n_bytes),
     }  # fmt: skip
+    absent = refuse(999, "hipErrorUnknown: unknown error")
     driver = SimpleNamespace(
-        CUDADriverError=FakeError, launchCooperativeKernel=cooperative, launchKernel=plain,
-        occupancyMaxActiveBlocksPerMultiprocessor=lambda function, lanes, shared: 1,
+        CUDADriverError=FakeError, launchKernel=plain,
+        launchCooperativeKernel=absent if is_hip else cooperative,
+        occupancyMaxActiveBlocksPerMultiprocessor=absent if is_hip else occupancy,
     )  # fmt: skip
-    module = type("Module", (FakeModule,), {"here": staticmethod(lambda: (current[0], here()))})
+    of_module = {"here": staticmethod(lambda: (current[0], here())), "functions": functions}
+    module = type("Module", (FakeModule,), of_module)
     cuda = SimpleNamespace(
         runtime=SimpleNamespace(**runtime | changed), driver=driver,
         function=SimpleNamespace(Module=module),
     )  # fmt: skip
     return SimpleNamespace(cuda=cuda, __version__="14.2.0")
+
+
+def hip_library(name: str, blocks: int = 1, status: int = 0) -> Any:
+    """Return ROCm's library as far as one device asks it, for `load`."""
+    assert name == DRIVERS["hip"].library
+
+    def occupancy(found: Any, function: Any, lanes: int, shared: Any) -> int:
+        assert (lanes, shared.value) == (512, 0)
+        found._obj.value = blocks
+        return status
+
+    return SimpleNamespace(hipModuleOccupancyMaxActiveBlocksPerMultiprocessor=occupancy)
 
 
 def refuse(status: int, text: str) -> Any:

@@ -24,32 +24,39 @@ from k3tool.runtime.gpu_group import GpuGroup
 from k3tool.runtime.gpu_source import op_names
 from k3tool.runtime.ranks import Launch
 from tests.kernels.emulated_device import EmulatedDevice
-from tests.kernels.fake_cupy import fake_cupy, refuse
+from tests.kernels.fake_cupy import FakeError, fake_cupy, hip_library, refuse
 from tests.runtime import toy
-from tests.runtime.test_gpu_group import CUDA, program_of, run
+from tests.runtime.test_gpu_group import CUDA, HIP, program_of, run
 
 Code = Callable[[str], bytes]
+VENDOR_DOMAINS = {"cuda": 1, "hip": 8}
 
 
 @pytest.fixture
 def opened(monkeypatch: pytest.MonkeyPatch, device_code: Code) -> Callable[..., Any]:
     """Return a function that opens a device of a module in CuPy's place."""
 
-    def make(**changed: Any) -> tuple[Any, EmulatedDevice]:
-        emulated = EmulatedDevice(device_code("cuda"))
-        monkeypatch.setitem(sys.modules, "cupy", fake_cupy(emulated, **changed))
-        device = open_device(CUDA)
+    def make(
+        target: str = CUDA, load: Callable[[str], Any] = hip_library, **changed: Any
+    ) -> tuple[Any, EmulatedDevice]:
+        vendor = target.partition(":")[0]
+        emulated = EmulatedDevice(device_code(vendor), n_domains=VENDOR_DOMAINS[vendor])
+        cupy = fake_cupy(emulated, **{"is_hip": vendor == "hip"} | changed)
+        monkeypatch.setitem(sys.modules, "cupy", cupy)
+        device = open_device(target, load=load)
         monkeypatch.setattr(type(device), "build", lambda self, *asked: emulated.code)
         return device, emulated
 
     return make
 
 
+@pytest.mark.parametrize("target", [CUDA, HIP])
 @pytest.mark.parametrize("tp", [1, 2])
-def test_a_run_through_its_calls(opened: Any, tmp_path: Path, tp: int) -> None:
-    device, emulated = opened()
-    assert (device.name, device.arch, device.n_units) == ("fake H200", "sm_90", 32)
-    isa = program_of(CUDA, tp)
+def test_a_run_through_its_calls(opened: Any, tmp_path: Path, tp: int, target: str) -> None:
+    device, emulated = opened(target)
+    arch = target.partition(":")[2].removesuffix("a")
+    assert (device.name, device.arch, device.n_units) == ("fake GPU", arch, 32)
+    isa = program_of(target, tp, 4 if target == CUDA else 8)
     launch = Launch(None, toy.images(isa, tmp_path))
     rows = run(GpuGroup(launch, isa, device, tmp_path, lambda text: None))
     tokens = [int(row["id"][0]) for row in rows if row["kind"][0] == 2 + 1]
@@ -76,11 +83,13 @@ def test_a_driver_that_cupy_cannot_use_is_refused(opened: Any) -> None:
         opened(setDevice=refuse(35, "cudaErrorInsufficientDriver: too old\nand more"))
 
 
-def test_memory_that_went_meanwhile_says_how_much(opened: Any) -> None:
-    device, _ = opened(malloc=refuse(2, "cudaErrorMemoryAllocation: out of memory"))
-    with pytest.raises(TargetError, match=r"memory of fake H200: .*need 4096 bytes") as caught:
+@pytest.mark.parametrize("target", [CUDA, HIP])
+def test_memory_that_went_meanwhile_says_how_much(opened: Any, target: str) -> None:
+    device, _ = opened(target, malloc=refuse(2, "cudaErrorMemoryAllocation: out of memory"))
+    with pytest.raises(TargetError, match=r"memory of fake GPU: .*need 4096 bytes") as caught:
         device.alloc(4096)
-    assert "nvidia-smi" in caught.value.hint
+    assert ("nvidia-smi" in caught.value.hint) == (target == CUDA)
+    assert ("amd-smi" in caught.value.hint) == (target == HIP)
     device, _ = opened(malloc=refuse(700, "cudaErrorIllegalAddress: an illegal access"))
     with pytest.raises(UnsoundError, match="cudaErrorIllegalAddress"):
         device.alloc(4096)
@@ -92,6 +101,18 @@ def test_a_launch_that_broke_the_device_is_unsound(opened: Any, tmp_path: Path) 
     group = GpuGroup(Launch(None, toy.images(isa, tmp_path)), isa, device, tmp_path, print)
     with pytest.raises(UnsoundError, match="a launch: got error 700 of the driver"), group:
         pass
+
+
+def test_hip_is_asked_how_many_blocks_fit(opened: Any) -> None:
+    """CuPy's build for ROCm has no such call: it says hipErrorUnknown of every kernel."""
+    device, emulated = opened(HIP, lambda name: hip_library(name, blocks=3))
+    kernel = device.load(emulated.code, "k3_interp")
+    assert device.resident_blocks(kernel, 512) == 3 * 32
+    with pytest.raises(FakeError, match="hipErrorUnknown"):
+        device._driver.occupancyMaxActiveBlocksPerMultiprocessor(kernel.ptr, 512, 0)
+    device, emulated = opened(HIP, lambda name: hip_library(name, status=1))
+    with pytest.raises(UnsoundError, match=r"hipModuleOccupancy\w+ error 1"):
+        device.resident_blocks(device.load(emulated.code, "k3_interp"), 512)
 
 
 def test_an_object_that_the_driver_refuses(opened: Any) -> None:

@@ -25,7 +25,7 @@ from k3tool.runtime.gpu_peers import Access, DeviceSet, PeerMemory, Properties
 from k3tool.runtime.gpu_vendors import DRIVERS, Driver, version_text
 from k3tool.runtime.ranks import Launch
 from tests.kernels.emulated_device import EmulatedDevice
-from tests.kernels.fake_cupy import fake_cupy, refuse
+from tests.kernels.fake_cupy import fake_cupy, hip_library, refuse
 from tests.runtime import toy
 from tests.runtime.test_gpu_group import COMPARED, CUDA, HIP, program_of, run
 
@@ -79,6 +79,10 @@ class FakeDriver:
     def _hip_RuntimeGetVersion(self, version: Any) -> int:
         version._obj.value = self.version
         return 0
+
+    def _hip_ModuleOccupancyMaxActiveBlocksPerMultiprocessor(self, *asked: Any) -> int:
+        library = hip_library(DRIVERS["hip"].library)
+        return int(library.hipModuleOccupancyMaxActiveBlocksPerMultiprocessor(*asked))
 
     def _hip_GetDevice(self, ordinal: Any) -> int:
         ordinal._obj.value = self.current
@@ -328,7 +332,7 @@ def test_what_is_asked_for_and_not_here(
     monkeypatch.setitem(sys.modules, "cupy", busy)
     with pytest.raises(TargetError, match="got cudaErrorDevicesUnavailable: x") as caught:
         find_devices(CUDA, 2, lambda name: driver)
-    assert "another process" in caught.value.hint
+    assert caught.value.hint == "another process has the device to itself: nvidia-smi names it"
     done = k3tool("run", tmp_path, "--ids", "1", "--devices", 2)
     assert done.code == 2
     assert "--devices: got 2, need 1, or a GPU's --target" in done.err

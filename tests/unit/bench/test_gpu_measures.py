@@ -20,7 +20,7 @@ from k3tool.errors import UnsoundError
 from k3tool.ref.formats import decode_mxfp4
 from k3tool.runtime.gpu_cupy import open_device
 from tests.kernels.emulated_device import EmulatedDevice
-from tests.kernels.fake_cupy import fake_cupy
+from tests.kernels.fake_cupy import fake_cupy, hip_library, refuse
 from tests.runtime.test_gpu_group import double_signal, patch
 
 Code = Callable[[str], bytes]
@@ -133,13 +133,17 @@ def test_through_the_calls_of_cupy(
     assert sorted(emulated.freed) == sorted(at for at, _ in emulated.pieces)
 
 
+@pytest.mark.parametrize("has_graphs", [True, False])
 def test_where_no_graph_can_be_had_the_rest_is_measured(
-    device_code: Code, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    device_code: Code, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, has_graphs: bool
 ) -> None:
+    refused = refuse(900, "hipErrorStreamCaptureUnsupported: operation not permitted")
+    changed = {} if has_graphs else {"streamBeginCapture": refused}
     emulated = replace(EmulatedDevice(device_code("hip")), arch="gfx942", n_domains=8)
-    monkeypatch.setitem(__import__("sys").modules, "cupy", fake_cupy(emulated, is_hip=True))
-    device = open_device(HIP)
+    cupy = fake_cupy(emulated, is_hip=True, **changed)
+    monkeypatch.setitem(__import__("sys").modules, "cupy", cupy)
+    device = open_device(HIP, load=hip_library)
     monkeypatch.setattr(type(device), "build", lambda self, *asked: emulated.code)
     found = handoff(device, HIP, 9, tmp_path, SMALL)
-    assert found.graph is None
-    assert "got CuPy for ROCm, which captures none" in found.refused
+    assert (found.graph is not None) == has_graphs
+    assert ("got hipErrorStreamCaptureUnsupported" in found.refused) != has_graphs
