@@ -18,7 +18,7 @@ from k3tool.bench.frame import BenchReport, Limit, interleave, machine_line, run
 from k3tool.bench.inspect_headers import drop_cache
 from k3tool.bench.source import RELEASED_WIDTHS, sized_config, write_source
 from k3tool.checkpoint.sample_presets import Preset
-from k3tool.checkpoint.shard_writer import free_bytes
+from k3tool.checkpoint.shard_space import free_bytes
 from k3tool.errors import K3Error, UsageError
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -24,23 +24,21 @@ from k3tool.checkpoint.shard_plan import (
     VISION_REASON,
     FileJob,
     ShardPlan,
-    folder_bytes,
     plan_shards,
     require_splittable,
 )
 from k3tool.checkpoint.shard_provenance import write_rank, write_set
 from k3tool.checkpoint.shard_publish import is_published, noted_moves, publish
 from k3tool.checkpoint.shard_sources import Sources
+from k3tool.checkpoint.shard_space import held_bytes, require_least_space, require_space
 from k3tool.checkpoint.shard_threads import Tally, default_threads, each
 from k3tool.checkpoint.shards import rank_folder_name
 from k3tool.checkpoint.side_files import SIDE_FILES, read_side_file
 from k3tool.checkpoint.unfinished import work_path
 from k3tool.errors import ArtifactError, K3Error, UsageError
 from k3tool.memory import THREAD_BYTES, require_room
-from k3tool.model.config import TP_HINT, K3Config
-from k3tool.model.sizes import n_tensors, rank_bytes
+from k3tool.model.config import TP_HINT
 from k3tool.progress import Progress
-from k3tool.tables import count_text
 from k3tool.targets import MOST_RANKS
 
 Say = Callable[[str], None]
@@ -277,7 +275,7 @@ class ShardJob:
 
     def check_space(self, need: int) -> None:
         """Refuse before the first byte what will not fit."""
-        _require_space(self.out.parent, self.work.path, need, len(self.every))
+        require_space(self.out.parent, self.work.path, need, len(self.every))
 
     # -- writing -------------------------------------------------------------------------------
 
@@ -371,42 +369,6 @@ class ShardJob:
             dropped_bytes=image_bytes,
             padding_bytes=padding_bytes,
         )
-
-
-def require_least_space(config: K3Config, tp: int, out: Path, ranks: Sequence[int]) -> None:
-    """Refuse shards of the text model that will not fit, from the config alone.
-
-    To look at half a million tensors first takes a minute. Raises: K3Error.
-    """
-    held = held_bytes(work_path(out, tp, ranks) / "set")
-    place = next(parent for parent in out.absolute().parents if parent.is_dir())
-    if not os.statvfs(place).f_blocks:
-        return  # no disk, such as /proc: that no folder can be made there is said when it is made
-    need = folder_bytes(rank_bytes(config, tp).total, n_tensors(config)) * len(ranks) - held
-    _require_space(out.parent, place, need, len(ranks))
-
-
-def _require_space(said: Path, place: Path, need: int, n_ranks: int) -> None:
-    have = free_bytes(place)
-    if need > have:
-        raise K3Error(
-            str(said.absolute()),
-            got=f"{have} bytes free",
-            need=f"{need} bytes for {count_text(n_ranks, 'rank')}",
-            hint="free some, or write elsewhere (run: --cache)"
-            + ("" if n_ranks == 1 else ", or on several disks, rank by rank: k3tool shard --rank"),
-        )
-
-
-def held_bytes(folder: Path) -> int:
-    """Return the bytes of the weights that a killed run left in a folder, if it is there."""
-    return sum(path.stat().st_size for path in folder.rglob("*.safetensors"))
-
-
-def free_bytes(folder: Path) -> int:
-    """Return the bytes a process without privileges may still write there."""
-    stat = os.statvfs(folder)
-    return stat.f_bavail * stat.f_frsize
 
 
 def _write_bytes(path: Path, data: bytes) -> None:

@@ -19,7 +19,8 @@ from k3tool.canonical import canonical_json
 from k3tool.checkpoint.names import SHARDS_NAME
 from k3tool.checkpoint.reader import Checkpoint
 from k3tool.checkpoint.shard_copy import RefusedValueError
-from k3tool.checkpoint.shard_writer import require_least_space, shard_checkpoint
+from k3tool.checkpoint.shard_space import require_least_space
+from k3tool.checkpoint.shard_writer import shard_checkpoint
 from k3tool.checkpoint.shards import SHARDS_SCHEMA, Shards
 from k3tool.checkpoint.spread import open_spread, require_apart, require_used
 from k3tool.checkpoint.whole import require_whole

@@ -89,7 +89,7 @@ def test_disk_that_fills_while_writing_keeps_the_older_shards(
     assert k3tool("shard", source, "--tp", 2, "-o", out).code == 0
     older = fingerprint(out)
     with monkeypatch.context() as patch:  # another program takes the room after the check
-        patch.setattr("k3tool.checkpoint.shard_writer.free_bytes", lambda folder: 1 << 40)
+        patch.setattr("k3tool.checkpoint.shard_space.free_bytes", lambda folder: 1 << 40)
         answer = k3tool("shard", source, "--tp", 4, "-o", out, "--force")
     assert answer.code == 1
     assert "no space left on device" in answer.err.lower()
