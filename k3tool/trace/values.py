@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from k3tool.trace.compare import Difference
+from k3tool.trace.difference import Difference
 from k3tool.trace.file import TraceFile
 from k3tool.trace.results import Array
 from k3tool.verdict import Check, failed, not_run, passed

@@ -6,7 +6,8 @@ from pathlib import Path
 import click
 
 from k3tool.errors import UsageError
-from k3tool.trace.compare import Comparison, check_ranks, compare_traces
+from k3tool.trace.compare import check_ranks, compare_traces
+from k3tool.trace.difference import Comparison
 from k3tool.trace.file import TraceFile
 from k3tool.trace.values import Largest, compare_values
 from k3tool.verdict import Check, not_run, require

@@ -18,7 +18,8 @@ from k3tool.errors import ArtifactError, UnsoundError, UsageError
 from k3tool.runtime.options import RunOptions
 from k3tool.runtime.run import RunResult, run_model
 from k3tool.trace import recorder as recorder_module
-from k3tool.trace.compare import Difference, compare_traces
+from k3tool.trace.compare import compare_traces
+from k3tool.trace.difference import Difference
 from k3tool.trace.file import TraceFile
 from k3tool.trace.kept import Kept, parse_kept
 from k3tool.trace.results import CELL_DTYPE
