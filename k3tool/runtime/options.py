@@ -34,8 +34,9 @@ class RunOptions:
     `trace_hashes` where to record a hash of every result, with the values that `trace_at` names.
     `stop_ids` end the run beside the model's own end ids, which `ignore_eos` leaves out.
     `interpreter` runs another build of `k3-cpu`. `target` is refused where it is not here; nothing
-    else runs in its place. `save_state` is where to keep the sequence as it stands at the end,
-    `load_state` such a file to go on from: `ids` come behind what it holds.
+    else runs in its place. `logits` keeps all logits, `logits_output` is where to write them.
+    `save_state` is where to keep the sequence as it stands at the end, `load_state` such a file to
+    go on from: `ids` come behind what it holds.
     """
 
     source: Path
@@ -52,6 +53,7 @@ class RunOptions:
     cache: Path | None = None
     ignore_eos: bool = False
     logits: bool = False
+    logits_output: Path | None = None
     output: Path | None = None
     isa: Path | None = None
     plan: Path | None = None

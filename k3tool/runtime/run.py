@@ -1,13 +1,12 @@
 """One run from options to tokens: settle the request, find the program, start ranks, gather.
 
 The library entry is `run_model`; the stage prints its events. It writes only what was asked for,
-whole or not at all.
+whole or not at all; one file that cannot be written takes none of the others with it.
 """
 
 import os
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +14,15 @@ import numpy as np
 import numpy.typing as npt
 
 from k3tool.artifact import InputRef
+from k3tool.atomic import atomic_path
 from k3tool.canonical import canonical_json
+from k3tool.isa.stream import Isa
 from k3tool.runtime import records
 from k3tool.runtime.engine import SlotState
 from k3tool.runtime.expert_trace import TraceFile
 from k3tool.runtime.gpu_runtime import Devices
 from k3tool.runtime.options import RunOptions
+from k3tool.runtime.outputs import Outputs, hold_room
 from k3tool.runtime.prepare import Job, prepare, running
 from k3tool.runtime.ranks import RankGroup
 from k3tool.runtime.sampling import chooser
@@ -102,28 +104,31 @@ def run_model(
     what a GPU target runs on, found here unless given. `follow` hears of every token before its
     event, and may end the run with it by naming the text that does.
     Raises: UsageError before any weight is read; ArtifactError for inputs; UnsoundError when ranks
-    trap, die or differ; TargetError when this machine cannot.
+    trap, die or differ; TargetError when this machine cannot; K3Error where a file cannot be
+    written, before weights are read where the disk has not the room for it.
     """
     quiet: Say = say or (lambda text: None)
     tell, warn = on_event or (lambda event: None), note or quiet
     saved = None if options.load_state is None else read_state(options.load_state)
-    if saved is None:
-        job = prepare(options, quiet, warn, device)
-    else:
-        options = saved.go_on(options)
-        job = prepare(options, quiet, warn, device, accept=partial(check_state, saved))
-    hashes = HashTrace(options.trace_hashes, options.trace_at, job.program.isa, options.ids,
-                       _inputs(job), warn)  # fmt: skip
-    with TraceFile(options.expert_trace, job.program.isa) as trace, hashes:
-        recorded = replace(job.launch, expert_trace=trace.descriptor, recorder=hashes.recorder)
-        job = replace(job, launch=recorded)
-        result = _run_ranks(job, tell, quiet, follow, saved)
-        failed = result.reading.trace_error if result.reading is not None else 0
-        if failed:
-            warn(f"{options.expert_trace}: {os.strerror(failed)}: no trace is written")
-        else:
-            trace.publish()
-        hashes.publish()
+    options = options if saved is None else saved.go_on(options)
+    with Outputs() as outputs:
+
+        def accept(isa: Isa, identity: str) -> None:
+            if saved is not None:
+                check_state(saved, isa, identity)
+            hold_room(outputs, options, isa)
+
+        job = prepare(options, quiet, warn, device, accept=accept)
+        hashes = HashTrace(options.trace_hashes, options.trace_at, job.program.isa, options.ids,
+                           _inputs(job), warn)  # fmt: skip
+        with TraceFile(options.expert_trace, job.program.isa) as trace, hashes:
+            recorded = replace(job.launch, expert_trace=trace.descriptor, recorder=hashes.recorder)
+            job = replace(job, launch=recorded)
+            result, kept = _run_ranks(job, tell, quiet, follow, saved)
+            result = _write(outputs, job, result, kept, saved)
+            _publish(outputs, job, result, trace, hashes, warn)
+    tell(_end_event(result, len(options.ids)))
+    outputs.require_all()
     return result
 
 
@@ -132,7 +137,8 @@ def run_model(
 
 def _run_ranks(
     job: Job, on_event: OnEvent, say: Say, follow: Follow | None, saved: SavedState | None
-) -> RunResult:
+) -> tuple[RunResult, SlotState | None]:
+    """Return what came of the run, and its slot where it is to be kept."""
     options, tally = job.options, _Tally()
     n_before = 0 if saved is None else saved.n_generated
     kept: list[SlotState] = []
@@ -152,17 +158,7 @@ def _run_ranks(
         peak, leaves = group.peak_bytes, group.leaves
         reading = _reading(job, group) if isinstance(group, RankGroup) else None
     result = replace(_result(job, tally, peak, leaves, logits), reading=reading)
-    history = (*(() if saved is None else saved.ids[:-1]), *options.ids)
-    if options.save_state is not None:
-        write_state(
-            options.save_state, (*history, *result.tokens), kept[0],
-            n_before + len(result.tokens), job.program.isa, _inputs(job),
-        )  # fmt: skip
-    if options.output is not None:
-        digest = _write_tokens(options.output, job, result, history)
-        result = replace(result, tokens_digest=digest)
-    on_event(_end_event(result, len(options.ids)))
-    return result
+    return result, kept[0] if kept else None
 
 
 def _reading(job: Job, group: RankGroup) -> Reading | None:
@@ -302,6 +298,52 @@ def _inputs(job: Job) -> list[InputRef]:
     if source.shards is not None:
         inputs.append(source.shards.as_input("shards"))
     return inputs
+
+
+def _write(
+    outputs: Outputs, job: Job, result: RunResult, kept: SlotState | None, saved: SavedState | None
+) -> RunResult:
+    """Write tokens, logits and state, the small ones first; return the result with their digest."""
+    options = job.options
+    history = (*(() if saved is None else saved.ids[:-1]), *options.ids)
+    if options.output is not None:
+        with outputs.writing(options.output):
+            digest = _write_tokens(options.output, job, result, history)
+            result = replace(result, tokens_digest=digest)
+    if options.logits_output is not None:
+        with outputs.writing(options.logits_output):
+            _write_logits(options.logits_output, result)
+    if options.save_state is not None:
+        assert kept is not None
+        n_generated = len(result.tokens) + (0 if saved is None else saved.n_generated)
+        with outputs.writing(options.save_state):
+            write_state(
+                options.save_state, (*history, *result.tokens), kept, n_generated,
+                job.program.isa, _inputs(job),
+            )  # fmt: skip
+    return result
+
+
+def _publish(
+    outputs: Outputs, job: Job, result: RunResult, trace: TraceFile, hashes: HashTrace, warn: Say
+) -> None:
+    """Give the traces their names; say of one that ended early why."""
+    failed = result.reading.trace_error if result.reading is not None else 0
+    if failed:
+        warn(f"{job.options.expert_trace}: {os.strerror(failed)}: no trace is written")
+    elif job.options.expert_trace is not None:
+        with outputs.writing(job.options.expert_trace):
+            trace.publish()
+    if job.options.trace_hashes is not None:
+        with outputs.writing(job.options.trace_hashes):
+            hashes.publish()
+
+
+def _write_logits(path: Path, result: RunResult) -> None:
+    assert result.prefill is not None
+    assert result.steps is not None
+    with atomic_path(path) as temporary, temporary.open("wb") as file:
+        np.savez(file, prefill=result.prefill, steps=result.steps)
 
 
 def _write_tokens(output: Path, job: Job, result: RunResult, prompt: tuple[int, ...]) -> str:

@@ -7,9 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import click
-import numpy as np
 
-from k3tool.atomic import Output, artifact_output, atomic_path, check_outputs
+from k3tool.atomic import Output, artifact_output, check_outputs
 from k3tool.errors import UsageError
 from k3tool.runtime.expert_trace import MAGIC as TRACE_MAGIC
 from k3tool.runtime.options import RunOptions
@@ -27,12 +26,12 @@ from stages.run.show import (
     Follower,
     Show,
     TextStream,
+    UntilNobodyReads,
     answer_only,
     origin,
     stream_ids,
     stream_json,
     summary,
-    until_nobody_reads,
     with_rate,
 )
 
@@ -54,13 +53,8 @@ def run(
     named = (options.source, *options.beside, options.isa, options.plan)
     inputs = [path for path in named if path is not None]
     check_outputs(_outputs(options, logits), inputs)
-    result = run_model(options, on_event, say, note, follow=follow)
-    if logits is not None:
-        assert result.prefill is not None
-        assert result.steps is not None
-        with atomic_path(logits) as temporary, temporary.open("wb") as file:
-            np.savez(file, prefill=result.prefill, steps=result.steps)
-    return result
+    options = replace(options, logits_output=logits)
+    return run_model(options, on_event, say, note, follow=follow)
 
 
 def _outputs(options: RunOptions, logits: Path | None) -> list[Output]:
@@ -186,9 +180,7 @@ def _generate(
         show = answer_only(show)
     elif as_json or prompt.channel != THINK:  # thoughts are on stderr themselves
         show = with_rate(show)
-    stream = until_nobody_reads(
-        show, (logits, options.output, options.trace_hashes, options.save_state)
-    )
+    stream = UntilNobodyReads(show, [output.path for output in _outputs(options, logits)])
 
     def on_event(event: Event) -> None:
         if event["event"] == "start":
@@ -198,5 +190,7 @@ def _generate(
 
     options = replace(options, ids=prompt.ids)
     result = run(options, logits, on_event, say, note, follower.follow)
+    if stream.error is not None:  # not before files are written
+        raise stream.error
     if not as_json:
         note(summary(result))

@@ -174,23 +174,30 @@ def with_rate(show: Show) -> Show:
     return show_both
 
 
-def until_nobody_reads(show: Show, outputs: Sequence[Path | None]) -> Show:
-    """Return `show`, which goes on in silence when stdout's reader has gone, or it was closed from
-    the start, but files were asked for too: those are written whether somebody reads or not.
+class UntilNobodyReads:
+    """A `show` that goes on in silence when stdout takes nothing more, where files were asked for
+    too: those are written whether somebody reads or not.
+
+    `error` is what stdout said, None where its reader has merely gone, or it was closed from the
+    start.
     """
-    if not any(outputs):
-        return show
-    reading = True
 
-    def show_or_not(event: Event) -> None:
-        nonlocal reading
+    def __init__(self, show: Show, outputs: Sequence[Path | None]) -> None:
+        """Show events; with no output every error is the caller's."""
+        self._show, self._has_outputs = show, any(outputs)
+        self._is_reading = True
+        self.error: OSError | None = None
+
+    def __call__(self, event: Event) -> None:
+        """Take an event."""
+        if not self._is_reading:
+            return
         try:
-            if reading:
-                show(event)
+            self._show(event)
         except OSError as error:
-            if error.errno not in (errno.EPIPE, errno.EBADF):
+            if not self._has_outputs:
                 raise
-            reading = False
+            self._is_reading = False
+            if error.errno not in (errno.EPIPE, errno.EBADF):
+                self.error = error
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-
-    return show_or_not
