@@ -12,12 +12,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from k3tool.bench.shapes import ROW, Rows, fault
 from k3tool.checkpoint.regular_file import read_regular
 from k3tool.errors import ArtifactError, quoted
 from k3tool.tables import Column, Table
 
-_NUMBERS = ("median", "least", "most")
 _SAME = ("bench", "machine", "settings")
+_MEASURED = {"measured": Rows(ROW)}
 
 
 class Change(NamedTuple):
@@ -55,20 +56,11 @@ def read_baseline(path: Path, now: Mapping[str, Any]) -> dict[str, Any]:
         found = json.loads(read_regular(path, "an earlier measurement"))
     except (ValueError, RecursionError):
         raise ArtifactError(str(path), got="no JSON", need=need) from None
-    if not isinstance(found, dict) or not _is_measured(found.get("measured")):
+    if not isinstance(found, dict) or fault(_MEASURED, found) is not None:
         raise ArtifactError(str(path), got="no measured values", need=need)
     for name in _SAME:
         _require_same(path, name, found.get(name), now[name])
     return found
-
-
-def _is_measured(rows: object) -> bool:
-    return isinstance(rows, list) and all(
-        isinstance(row, dict)
-        and isinstance(row.get("name"), str)
-        and all(isinstance(row.get(name), int | float) for name in _NUMBERS)
-        for row in rows
-    )
 
 
 def _require_same(path: Path, name: str, got: object, need: object) -> None:
@@ -89,10 +81,9 @@ def compare(
     Raises: ArtifactError where the earlier measurement has other values.
     """
     old = before["measured"]
-    names = [row["name"] for row in rows]
-    if [row["name"] for row in old] != names:
-        got = f"{len(old)} values of other names"
-        raise ArtifactError(f"{path}: measured", got=got, need=f"the {len(names)} measured here")
+    if [_what(row) for row in old] != [_what(row) for row in rows]:
+        got = f"{len(old)} values of other names or units"
+        raise ArtifactError(f"{path}: measured", got=got, need=f"the {len(rows)} measured here")
     return [
         Change(
             row["name"], was["median"], row["median"],
@@ -101,6 +92,10 @@ def compare(
         )
         for row, was in zip(rows, old, strict=True)
     ]  # fmt: skip
+
+
+def _what(row: Mapping[str, Any]) -> tuple[str, str]:
+    return row["name"], row["unit"]
 
 
 def change_lines(changes: Sequence[Change]) -> list[str]:

@@ -194,9 +194,9 @@ def report(asked: Asked, resident: Found, control: Found, rows: Sequence[Found])
         name="budgets",
         definition=_definition(asked, len(shares)),
         rows=[
-            ("peak over budget", spread(of_budget), ""),
+            ("peak over budget", spread(of_budget), "share"),
             ("device", spread(rates), "GB/s"),
-            *([("share of it, by I/O-bound budget", spread(shares), "")] if shares else []),
+            *([("of the device, by I/O-bound budget", spread(shares), "share")] if shares else []),
         ],
         limits=limits,
         facts={

@@ -44,7 +44,6 @@ Array = npt.NDArray[Any]
 LEAST_SHARE = {"f32": 0.75, "bf16": 0.85}  # of read bandwidth
 LEAST_PREFILL = {"f32": 4.0, "bf16": 6.0}  # times decode's tokens a second
 PREFILL_CHUNKS = 2  # the last is timed, the others bring the weights in
-PREFILL_REPEATS = 3
 WARM_UP = 2  # tokens of a run that are not counted, for the same reason
 
 
@@ -125,7 +124,7 @@ def _several(options: Options, threads: int) -> Paired | None:
     return decode_several(
         options.checkpoint, options.batch, context=options.context, tokens=options.tokens,
         repeats=options.repeats, threads=threads, numerics=options.numerics,
-        leaves=options.leaves, cache=options.cache,
+        leaves=options.leaves, cache=options.cache, workgroups=options.workgroups,
     )  # fmt: skip
 
 
@@ -166,9 +165,7 @@ def prefill_beside(
         chunks.append(prefill_once(prefill))
         return chunk / chunks[-1].wall
 
-    rates = interleave(
-        lambda: 1 / decode_once(decode).wall, prefill_rate, min(PREFILL_REPEATS, options.repeats)
-    )
+    rates = interleave(lambda: 1 / decode_once(decode).wall, prefill_rate, options.repeats)
     return rates, chunks[1:], peaks[1:]
 
 
@@ -253,7 +250,7 @@ def _report(
     share, times = reading.ratio, prefilling.ratio
     rows = [
         ("read bandwidth", spread([rate / 1e9 for rate in reading.first]), "GB/s"),
-        ("decode", spread([rate / 1e9 for rate in reading.second]), "GB/s"),
+        ("bytes of decode", spread([rate / 1e9 for rate in reading.second]), "GB/s"),
         ("decode / read bandwidth", share, "share"),
         ("decode", spread([rate / token.n_bytes for rate in reading.second]), "tokens/s"),
         ("prefill", spread(prefilling.second), "tokens/s"),

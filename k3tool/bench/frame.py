@@ -90,6 +90,11 @@ class Limit:
         held = "held" if self.is_held else "MISSED"
         return f"{held}: {self.name} {self.value:.3g}, {self.bound}"
 
+    def as_dict(self) -> dict[str, Any]:
+        """Return plain values; the bound that it does not have is None."""
+        bounds = {"at_most": self.at_most, "at_least": self.at_least}
+        return {"name": self.name, "value": self.value, "held": self.is_held, **bounds}
+
 
 @dataclass(frozen=True, slots=True)
 class BenchReport:
@@ -102,6 +107,12 @@ class BenchReport:
     facts: dict[str, Any] = field(default_factory=dict)
     appendix: Sequence[str] = ()  # text behind the limits; its numbers are among the facts
     not_judged: str = ""  # why there are no limits although the benchmark has some
+
+    def __post_init__(self) -> None:
+        """Hold names apart: a program that reads the JSON, or compares two, finds rows by them."""
+        names = [name for name, _, _ in self.rows]
+        assert len(set(names)) == len(names), names
+        assert all(name == name.strip() for name in names), names
 
     def lines(self) -> list[str]:
         """Return the report as text."""
@@ -133,10 +144,7 @@ class BenchReport:
             "bench": self.name,
             "definition": list(self.definition),
             "measured": [{"name": n, "unit": unit, **s._asdict()} for n, s, unit in self.rows],
-            "limits": [
-                {"name": limit.name, "value": limit.value, "held": limit.is_held}
-                for limit in self.limits
-            ],
+            "limits": [limit.as_dict() for limit in self.limits],
             "not_judged": self.not_judged,
             **self.facts,
         }

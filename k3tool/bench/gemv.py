@@ -21,21 +21,20 @@ SHAPES = (
 LEAST = {"f32": (0.88, 0.88, 0.65, 0.50), "bf16": (0.93, 0.93, 0.82, 0.60)}  # by SHAPES
 QUICKEST = "avx512_bf16"  # the leaf set LEAST is for; avx512 shares its f32 leaves
 AVX2_PART = 0.5  # of the f32 column, in both modes
-PEER_REPEATS = 3
 NUMPY = "numpy"
 NUMPY_BYTES = 64 << 20
 _FP4 = FP4_VALUES.astype(np.float32)
 
 
 class Measured(NamedTuple):
-    """One kernel: its share of the read bandwidth run by run, and both rates' medians."""
+    """One kernel: its share of the read bandwidth run by run, its GB/s, and those of reading."""
 
     leaves: str
     mode: str
     product: Product
     share: Spread
-    gb_per_s: float
-    read_gb_per_s: float
+    rate: Spread
+    reading: Sequence[float]
 
     @property
     def label(self) -> str:
@@ -47,8 +46,8 @@ class Measured(NamedTuple):
         return {
             "leaves": self.leaves, "mode": self.mode, **self.product._asdict(),
             "bandwidth_share": self.share.median, "least": self.share.least,
-            "most": self.share.most, "n": self.share.n, "gb_per_s": self.gb_per_s,
-            "read_gb_per_s": self.read_gb_per_s,
+            "most": self.share.most, "n": self.share.n, "gb_per_s": self.rate.median,
+            "read_gb_per_s": spread(self.reading).median,
         }  # fmt: skip
 
 
@@ -73,8 +72,8 @@ def bench_gemv(
             _measure(probe, name, mode, product, repeats)
             for name in sets for mode in modes for product in SHAPES
         ]  # fmt: skip
-        if leaves == "auto":
-            measured += _peers(probe, min(repeats, PEER_REPEATS))
+        if leaves == "auto" and "f32" in modes:  # the peers know no other activations
+            measured += _peers(probe, repeats)
         definition = [
             f"share of the read bandwidth (best way here: {way}) that a product with one token "
             f"reaches, in bytes of weights and scales;",
@@ -88,10 +87,10 @@ def bench_gemv(
             "threads": probe.threads, "bytes": probe.n_bytes, "read_way": way,
             "huge_share": min(probe.huge_share, 1.0), "kernels": [m.as_dict() for m in measured],
         }  # fmt: skip
-    rows = [
-        (m.label, m.share, f"of {m.read_gb_per_s:.1f} GB/s read, {m.gb_per_s:.1f} GB/s")
-        for m in measured
-    ]
+    reading = spread([rate for m in measured for rate in m.reading])
+    rows: list[tuple[str, Spread, str]] = [("read bandwidth", reading, "GB/s")]
+    for m in measured:
+        rows += [(m.label, m.rate, "GB/s"), (f"{m.label} / read bandwidth", m.share, "share")]
     return BenchReport("gemv", definition, rows, list(limits_of(measured)), facts)
 
 
@@ -118,8 +117,8 @@ def _pair(
     probe: Probe, kernel: Callable[[], float], what: tuple[str, str, Product], repeats: int
 ) -> Measured:
     paired = interleave(probe.read, kernel, repeats)
-    read, rate = (spread(side).median / 1e9 for side in paired)
-    return Measured(*what, paired.ratio, rate, read)
+    reading, rates = ([value / 1e9 for value in side] for side in paired)
+    return Measured(*what, paired.ratio, spread(rates), reading)
 
 
 def _peers(probe: Probe, repeats: int) -> Iterator[Measured]:

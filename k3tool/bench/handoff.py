@@ -79,8 +79,8 @@ def bench_handoff(asked: Asked) -> BenchReport:
             paired = _measure(probe, asked, threads, shape)
             packet, barrier = (spread([1e9 * s for s in side]) for side in (paired[1], paired[0]))
             rows.append((f"packet: {shape}", packet, "ns"))
-            rows.append((f"  beside it: barrier of {n_threads}", barrier, "ns"))
-            rows.append(("  packet / barrier", paired.ratio, "times"))
+            rows.append((f"barrier of {n_threads}, beside: {shape}", barrier, "ns"))
+            rows.append((f"packet / barrier: {shape}", paired.ratio, "times"))
             shapes[shape] = {"packet_ns": packet.median, "barrier_ns": barrier.median,
                             "ratio": paired.ratio.median}  # fmt: skip
     definition = [

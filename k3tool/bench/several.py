@@ -39,7 +39,7 @@ class _Sequences:
 
 def decode_several(
     checkpoint: Path, batch: int, *, context: int, tokens: int, repeats: int, threads: int,
-    numerics: str, leaves: str, cache: Path | None,
+    numerics: str, leaves: str, cache: Path | None, workgroups: int | None = None,
 ) -> Paired:  # fmt: skip
     """Return tokens a second of one sequence and of `batch` at once, behind `context` positions.
 
@@ -56,6 +56,7 @@ def decode_several(
             asked = RunOptions(
                 checkpoint, (), 1, tp=1, threads=threads, ctx=max(DEFAULT_CONTEXT, positions),
                 batch=n, numerics=numerics, leaves=leaves, cache=cache, weights="mapped",
+                workgroups=workgroups,
             )  # fmt: skip
             job = prepare(asked, silent, silent, is_engine=True)
             job = replace(job, launch=replace(job.launch, first_position=context))

@@ -35,8 +35,8 @@ STEP = {
     "ops": Rows(_OP, 1), "handoff": COUNT, "idle": COUNT, "wall": POSITIVE, "n_workers": POSITIVE,
 }  # fmt: skip
 _PEAKS = {"peaks": {"f32": POSITIVE, "pairs": MAYBE}}
-_ROW = {"name": TEXT, "unit": TEXT, "median": NUMBER, "least": NUMBER, "most": NUMBER, "n": COUNT}
-MEASURED: dict[str, Any] = {"definition": Rows(TEXT), "measured": Rows(_ROW)}
+ROW = {"name": TEXT, "unit": TEXT, "median": NUMBER, "least": NUMBER, "most": NUMBER, "n": COUNT}
+MEASURED: dict[str, Any] = {"definition": Rows(TEXT), "measured": Rows(ROW)}
 SHAPES: dict[str, dict[str, Any]] = {
     "decode": {
         **MEASURED, "settings": {"numerics": TEXT, "chunk": POSITIVE}, "read_bandwidth": POSITIVE,
@@ -85,4 +85,7 @@ def _is_number(shape: Number, value: object) -> bool:
         return shape.may_be_null
     if isinstance(value, bool) or not isinstance(value, int | float):
         return False
-    return math.isfinite(value) and value > shape.least
+    try:
+        return math.isfinite(value) and value > shape.least
+    except OverflowError:  # whole numbers of JSON have no end
+        return False

@@ -11,6 +11,7 @@ from k3tool.canonical import canonical_json
 from k3tool.errors import UsageError
 from k3tool.tables import Column, Table, bytes_text
 from stages import options as common
+from stages.bench import shared
 
 if TYPE_CHECKING:
     from k3tool.bench.cache import Replay
@@ -76,7 +77,7 @@ def lines(result: Result) -> Iterator[str]:
 
 @click.command("cache")
 @click.argument("trace", type=common.PATH)
-@click.option("--slots", type=click.IntRange(min=1), multiple=True,
+@click.option("--slots", type=click.IntRange(min=1), multiple=True, callback=shared.distinct,
               help="A size to replay; may be given more than once.")  # fmt: skip
 @common.as_json()
 def command(as_json: bool, trace: Path, slots: tuple[int, ...]) -> None:

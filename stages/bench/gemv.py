@@ -37,7 +37,7 @@ def run(options: Options) -> "BenchReport":
 @click.option("--leaves", type=click.Choice(LEAVES), default="auto", show_default=True,
               help="Leaf set; auto is the quickest here, AVX2 and the peers.")  # fmt: skip
 @click.option("--numerics", "modes", type=click.Choice(["f32", "bf16"]), multiple=True,
-              default=("f32", "bf16"), show_default=True,
+              default=("f32", "bf16"), show_default=True, callback=shared.distinct,
               help="Activations; may be repeated.")  # fmt: skip
 @click.option("--threads", type=click.IntRange(1, 1024), metavar="N",
               help="Default: one a CPU this process may use.")  # fmt: skip

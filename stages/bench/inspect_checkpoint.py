@@ -31,7 +31,7 @@ class Options:
     checkpoint: Path | None
     values: bool = False
     layers: tuple[int, ...] | None = None
-    jobs: int = 0
+    jobs: int | None = None
     cold: bool = False
     repeats: int = 7
 
@@ -40,8 +40,8 @@ def run(opts: Options) -> "BenchReport":
     """Measure. Raises: UsageError on options that do not go together; K3Error if a side fails."""
     if opts.layers is not None and opts.checkpoint is None:
         raise UsageError("--layers", got="no CHECKPOINT", need="one that has them")
-    if not opts.values and (opts.layers is not None or opts.cold):
-        raise UsageError("--layers, --cold", got="no --values", need="--values")
+    if not opts.values and (opts.layers is not None or opts.cold or opts.jobs is not None):
+        raise UsageError("--layers, --jobs, --cold", got="no --values", need="--values")
     if opts.checkpoint is not None:
         with Checkpoint.open(opts.checkpoint) as checkpoint:
             require_whole(checkpoint)  # or the process that is timed refuses it
@@ -79,8 +79,8 @@ def _measure(opts: Options, checkpoints: Mapping[str, Path]) -> "BenchReport":
 @click.argument("checkpoint", type=common.PATH, required=False)
 @click.option("--values", is_flag=True, help="Measure inspect --values against read(2).")
 @click.option("--layers", callback=common.layer_list, metavar="LIST", help="Layers to read.")
-@click.option("--jobs", type=click.IntRange(min=0), default=0, show_default=True,
-              help="Threads; 0 is one a CPU.")  # fmt: skip
+@click.option("--jobs", type=click.IntRange(min=0), metavar="N",
+              help="Threads; 0, the default, is one a CPU.")  # fmt: skip
 @click.option("--cold", is_flag=True, help="Read from disk instead of the page cache.")
 @shared.repeats_option()
 @shared.strict_option()
@@ -90,7 +90,7 @@ def command(
     checkpoint: Path | None,
     values: bool,
     layers: tuple[int, ...] | None,
-    jobs: int,
+    jobs: int | None,
     cold: bool,
     repeats: int,
     strict: bool,

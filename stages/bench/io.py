@@ -15,6 +15,9 @@ if TYPE_CHECKING:
     from k3tool.bench.frame import BenchReport, Spread
 
 
+WARM_UP = 1  # passes that are not kept: a device that slept takes its time to wake
+
+
 @dataclass(frozen=True, slots=True)
 class Options:
     """What to read; sizes in bytes, `depth` reads at once."""
@@ -49,8 +52,8 @@ def run(options: Options) -> Result:
     file = largest_file(options.path)
     passes = [
         measure_io(file, options.block_bytes, options.depth, options.n_bytes)
-        for _ in range(options.repeats)
-    ]
+        for _ in range(WARM_UP + options.repeats)
+    ][WARM_UP:]
     rate = spread([one.rate for one in passes])
     is_direct = all(one.is_direct for one in passes)
     return Result(str(file), options.block_bytes, options.depth, rate, is_direct, has_hole(file))
@@ -71,7 +74,7 @@ def definition_lines(result: Result) -> Iterator[str]:
     """Yield what was read, and why it may be no device's rate."""
     yield (
         f"{result.file}: blocks of {bytes_text(result.block_bytes)} each read once, out of order, "
-        f"{result.depth} at a time; a pass is one value"
+        f"{result.depth} at a time; a pass is one value, the first is not kept"
     )
     if not result.is_direct:
         yield "through the page cache: this file system reads in no other way"
@@ -99,8 +102,7 @@ def definition_lines(result: Result) -> Iterator[str]:
     show_default=True,
     help="Bytes of a pass, at most the file's.",
 )
-@click.option("--repeats", type=click.IntRange(min=1), default=3, show_default=True,
-              help="Passes.")  # fmt: skip
+@shared.repeats_option(3, "Passes")
 @shared.baseline_option()
 @common.as_json()
 def command(as_json: bool, path: Path, block_bytes: int, depth: int, n_bytes: int,

@@ -26,7 +26,8 @@ def run(options: "Options", chunks: tuple[int, ...]) -> "BenchReport":
 @click.argument("checkpoint", type=common.PATH)
 @common.numerics()
 @click.option("--chunk", "chunks", type=common.POSITIVE, multiple=True, default=(16, 64, 256),
-              show_default=True, metavar="N", help="Prompt tokens in a step; may be repeated.",
+              show_default=True, metavar="N", callback=shared.distinct,
+              help="Prompt tokens in a step; may be repeated.",
               )  # fmt: skip
 @click.option("--tokens", type=common.POSITIVE, default=4, show_default=True,
               help="Tokens of a run of decode.")  # fmt: skip

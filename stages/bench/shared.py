@@ -49,12 +49,23 @@ def bytes_per_s(target: str, given: float | None) -> float:
     return (get_target(target).peak_bytes_per_s or 1e11) if given is None else given * 1e9
 
 
-def repeats_option(default: int = 7) -> common.Decorator:
-    """Return `--repeats`."""
+def repeats_option(default: int = 7, what: str = "Runs of each side") -> common.Decorator:
+    """Return `--repeats`, of `what`."""
     return click.option(
         "--repeats", type=click.IntRange(min=1), default=default, show_default=True, metavar="N",
-        help="Runs of each side that are kept, after one to warm up.",
+        help=f"{what} that are kept, after one to warm up.",
     )  # fmt: skip
+
+
+def distinct(ctx: click.Context, param: click.Parameter, value: Any) -> Any:
+    """Refuse a value that an option was given twice: it would be measured twice, as two things.
+
+    A click callback.
+    """
+    twice = next((one for one in value if value.count(one) > 1), None)
+    if twice is not None:
+        raise click.BadParameter(f"got {twice} more than once, need each value once")
+    return value
 
 
 def strict_option() -> common.Decorator:
@@ -124,6 +135,9 @@ def measure(
 
 
 def _require_limits(report: "BenchReport") -> None:
+    if not report.limits and not report.not_judged:  # nothing to judge is not all held
+        got, hint = "no limit with these settings", "leave out --strict"
+        raise UnsoundError(f"bench {report.name}", got=got, need="a limit to judge", hint=hint)
     if report.not_judged:
         raise UnsoundError(f"bench {report.name}", got=report.not_judged, need="judged limits")
     for limit in report.limits:

@@ -35,6 +35,8 @@ def test_values_stand_beside_each_other(tmp_path: Path) -> None:
     assert (apart.before, apart.now, apart.ratio, apart.is_apart) == (2.0, 1.0, 0.5, True)
     (overlap,) = compare(path, before, [row("time", 2.1, 2.05, 2.2)])
     assert not overlap.is_apart
+    with pytest.raises(ArtifactError, match="other names or units"):
+        compare(path, before, [row("time", 1.0, 0.9, 1.1) | {"unit": "ms"}])
     text = "\n".join(change_lines([apart, overlap]))
     assert "0.500  apart" in text
     assert "overlap" in text
@@ -50,13 +52,17 @@ def test_values_stand_beside_each_other(tmp_path: Path) -> None:
         ({"measured": []}, ""),
         ({"measured": "no"}, "no measured values"),
         ({"measured": [{"name": "time"}]}, "no measured values"),
+        ({"measured": [row("time", float("nan"), 1.0, 2.0)]}, "no measured values"),
+        ({"measured": [row("time", 10**400, 1.0, 2.0)]}, "no measured values"),
+        ({"measured": [row("time", True, 1.0, 2.0)]}, "no measured values"),
     ],
 )
 def test_something_else_is_refused(tmp_path: Path, changes: Any, message: str) -> None:
     path = write(tmp_path / "a.json", **changes)
     if not message:  # an empty list is read, and then has other values
+        before = read_baseline(path, NOW)
         with pytest.raises(ArtifactError, match="0 values of other names"):
-            compare(path, read_baseline(path, NOW), [row("time", 1.0, 0.9, 1.1)])
+            compare(path, before, [row("time", 1.0, 0.9, 1.1)])
         return
     with pytest.raises(ArtifactError, match=message.replace(".", r"\.")):
         read_baseline(path, NOW)

@@ -37,7 +37,18 @@ def test_spread_and_limits() -> None:
     report = BenchReport("x", ["what is measured"], [("time", spread([1.0]), "s")], [missed])
     assert report.lines()[:2] == ["bench x", "what is measured"]
     assert report.lines()[-1] == missed.text()
-    assert report.as_dict()["limits"] == [{"name": "share", "value": 0.79, "held": False}]
+    assert report.as_dict()["limits"] == [
+        {"name": "share", "value": 0.79, "held": False, "at_most": None, "at_least": 0.8}
+    ]
+
+
+def test_a_program_finds_a_row_by_its_name() -> None:
+    """Two rows of one name, or one that is set in by blanks, would be read as another."""
+    one = ("time", spread([1.0]), "s")
+    BenchReport("x", [], [one, ("rate", spread([1.0]), "GB/s")])
+    for rows in ([one, ("time", spread([1.0]), "ms")], [("  time", spread([1.0]), "s")]):
+        with pytest.raises(AssertionError):
+            BenchReport("x", [], rows)
 
 
 @pytest.mark.parametrize(("code", "megabytes"), [(0, 1), (3, 200)])

@@ -67,7 +67,7 @@ def test_what_the_probe_does_not_know_is_refused(probe):
 
 
 def made(leaves, mode, product, share):
-    return Measured(leaves, mode, product, Spread(share, share, share, 1), 1.0, 1.0)
+    return Measured(leaves, mode, product, *[Spread(share, share, share, 1)] * 2, [1.0])
 
 
 def test_limits_are_the_tables():
@@ -84,14 +84,35 @@ def test_a_report_has_a_row_for_each_kernel(monkeypatch):
     monkeypatch.setattr(gemv, "NUMPY_BYTES", 4 << 20)
     monkeypatch.setattr(gemv, "last_level_cache_bytes", lambda: 0)
     report = bench_gemv("avx2", ("f32",), threads=2, repeats=1, n_bytes=SMALL)
-    assert [row[0] for row in report.rows] == [f"{p.label}, mode f32, avx2" for p in SHAPES]
+    labels = [f"{p.label}, mode f32, avx2" for p in SHAPES]
+    names = [name for label in labels for name in (label, f"{label} / read bandwidth")]
+    assert [(row[0], row[2]) for row in report.rows] == [
+        ("read bandwidth", "GB/s"), *zip(names, ["GB/s", "share"] * 4, strict=True)
+    ]  # fmt: skip
     assert len(report.limits) == 4
     kernels = report.as_dict()["kernels"]
-    assert all(0 < kernel["bandwidth_share"] < 100 for kernel in kernels)
-    peers = [
-        label for label, _, _ in bench_gemv("auto", (), threads=2, repeats=1, n_bytes=SMALL).rows
-    ]
-    assert len(peers) == 8
+    for kernel in kernels:
+        rate = kernel["gb_per_s"] / kernel["read_gb_per_s"]
+        assert kernel["bandwidth_share"] == pytest.approx(rate), "one run: the ratio of both rates"
+    assert 0 < report.rows[1][1].median < 1e4
+
+
+def test_peers_are_of_binary32_and_run_as_often(monkeypatch):
+    monkeypatch.setattr(gemv, "NUMPY_BYTES", 4 << 20)
+    monkeypatch.setattr(gemv, "last_level_cache_bytes", lambda: 0)
+    asked = []
+
+    def counted(probe, kernel, what, repeats):
+        asked.append((what[0], what[1], repeats))
+        return made(*what, 0.5)
+
+    monkeypatch.setattr(gemv, "_pair", counted)
+    bench_gemv("auto", ("f32",), threads=2, repeats=5, n_bytes=SMALL)
+    assert {repeats for _, _, repeats in asked} == {5}
+    assert [mode for name, mode, _ in asked if name in (PEER, gemv.NUMPY)] == ["f32"] * 8
+    asked.clear()
+    bench_gemv("auto", ("bf16",), threads=2, repeats=5, n_bytes=SMALL)
+    assert {mode for _, mode, _ in asked} == {"bf16"}, "nobody asked for binary32"
 
 
 def test_last_level_cache_is_counted_once(tmp_path):

@@ -49,7 +49,8 @@ def test_passed_packets_lie_in_queues_in_turn_and_alone_in_one() -> None:
 
 
 def test_they_run_on_the_interpreter_beside_a_barrier() -> None:
-    report = bench_handoff(Asked(threads=2, tp=2, packets=16, repeats=1))
+    report = bench_handoff(Asked(threads=2, tp=2, packets=16, repeats=2))
+    assert {s.n for _, s, _ in report.rows} == {2}
     assert set(report.facts["shapes"]) == {ALONE, PASSED, LOCAL, GATES}
     for found in report.facts["shapes"].values():
         assert 0 < found["packet_ns"] < 1e9

@@ -23,7 +23,7 @@ def small_probe(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_every_chunk_is_measured(
     oracle: Callable[[str], Path], tmp_path: Path, k3tool: Callable
 ) -> None:
-    options = Options(oracle("tiny_tp8"), tokens=2, repeats=1, threads=1, cache=tmp_path)
+    options = Options(oracle("tiny_tp8"), tokens=2, repeats=4, threads=1, cache=tmp_path)
     report = bench_prefill(options, (4, 8))
     assert [one["chunk"] for one in report.facts["chunks"]] == [4, 8]
     for one in report.facts["chunks"]:
@@ -34,17 +34,27 @@ def test_every_chunk_is_measured(
         assert one["peak_share"] > 0
         assert one["read_share"] > 0
         rate, decode = (
-            next(s.median for name, s, _ in report.rows if name == f"chunk {one['chunk']}: {what}")
+            next(s for name, s, _ in report.rows if name == f"chunk {one['chunk']}: {what}")
             for what in ("prefill", "decode beside it")
         )
-        assert one["prefill_over_decode"] == pytest.approx(rate / decode)
+        ratio = one["prefill_over_decode"]  # of runs beside each other, not of the medians
+        assert rate.least / decode.most <= ratio <= rate.most / decode.least
+    assert {s.n for name, s, _ in report.rows if name.startswith("chunk")} == {4}, "as asked for"
+    assert {s.n for name, s, _ in report.rows if not name.startswith("chunk")} == {2 * 4}
     assert report.limits == [], "the limit is of the default chunk"
     found = k3tool("bench", "prefill", options.checkpoint, "--chunk", "4", "--repeats", "1",
                    "--threads", "1", "--cache", tmp_path, "--json")  # fmt: skip
     assert json.loads(found.out)["settings"]["chunks"] == [4]
+    strict = k3tool("bench", "prefill", options.checkpoint, "--chunk", "4", "--repeats", "1",
+                    "--threads", "1", "--cache", tmp_path, "--strict")  # fmt: skip
+    assert strict.code == 4, "nothing to judge is not all held"
+    assert "no limit with these settings" in strict.err
 
 
 def test_refusals(oracle: Callable[[str], Path], k3tool: Callable) -> None:
     with pytest.raises(UsageError, match="--numerics"):
         bench_prefill(Options(oracle("tiny_tp8"), "fp8"))
     assert k3tool("bench", "prefill", oracle("tiny_tp8"), "--chunk", "100000").code == 2
+    twice = k3tool("bench", "prefill", oracle("tiny_tp8"), "--chunk", "16", "--chunk", "16")
+    assert twice.code == 2
+    assert "16 more than once" in twice.err
