@@ -17,7 +17,8 @@ import numpy.typing as npt
 
 from k3tool.bench.frame import Spread, spread
 from k3tool.errors import K3Error, TargetError
-from k3tool.isa.table import ALL_PHASES, RECORD_WORDS, SPECS, Op
+from k3tool.isa.op_spec import RECORD_WORDS
+from k3tool.isa.table import ALL_PHASES, SPECS, Op
 from k3tool.runtime.engine import StepToken
 from k3tool.runtime.gpu_group import GpuGroup
 from k3tool.runtime.gpu_memory import RankMemory

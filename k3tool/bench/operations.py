@@ -15,7 +15,8 @@ from k3tool.bench.attention import attention_work
 from k3tool.compiler.plan import EXPERT_ROLES, Tensor
 from k3tool.compiler.record_checks import handles_of
 from k3tool.isa.columns import spec_of
-from k3tool.isa.table import ROW_LOOKUPS, Op, OpSpec
+from k3tool.isa.op_spec import OpSpec
+from k3tool.isa.table import ROW_LOOKUPS, Op
 
 Array = npt.NDArray[Any]
 _KEY_HALF = frozenset({Op.MLA_QLAT, Op.MLA_QUERY})  # of kv_b; the others that name it: values

@@ -23,7 +23,8 @@ from k3tool.compiler.semantics import MEANINGS, UPDATES
 from k3tool.compiler.semantics.algebra import Algebra
 from k3tool.compiler.statements import PROOFS, operand_axes, operand_sort
 from k3tool.errors import ArtifactError
-from k3tool.isa.table import SPECS, Op, Operand
+from k3tool.isa.op_spec import Operand
+from k3tool.isa.table import SPECS, Op
 from k3tool.model.expressions import evaluate, letters_of
 from k3tool.model.operators import attr_names, input_operands
 

@@ -10,8 +10,8 @@ import numpy as np
 
 from k3tool.compiler.hazards import check_ordered
 from k3tool.compiler.record_checks import handles_of, results_of
+from k3tool.isa import op_spec
 from k3tool.isa import queues as queue_maths
-from k3tool.isa import table
 from k3tool.isa.columns import GATE, Columns, spec_of
 from k3tool.isa.stream import Isa, Stream
 from k3tool.isa.stream_order import StreamOrder
@@ -65,7 +65,7 @@ def _ranks(c: StreamOrder) -> tuple[str, list[str]]:
 
 
 def _per_rank_words(c: StreamOrder) -> Columns:
-    mask: Columns = np.zeros((len(c.rows), table.RECORD_WORDS), bool)
+    mask: Columns = np.zeros((len(c.rows), op_spec.RECORD_WORDS), bool)
     for op in np.unique(c.rows["op"]):
         spec = spec_of(int(op))
         assert spec is not None, op

@@ -20,7 +20,8 @@ from k3tool.compiler.rules import RULES, Term
 from k3tool.errors import K3Error, shown
 from k3tool.isa.columns import spec_of
 from k3tool.isa.disasm import param_text
-from k3tool.isa.table import PAGE_TOKENS, Op, OpSpec
+from k3tool.isa.op_spec import OpSpec
+from k3tool.isa.table import PAGE_TOKENS, Op
 from k3tool.model.config import K3Config
 from k3tool.model.graph import MODES, build_graph, weight_table
 from k3tool.model.nodes import Graph, Leaf, StateLeaf

@@ -19,7 +19,8 @@ from k3tool.artifact import Artifact, Dataset, InputRef, open_artifact, write_ar
 from k3tool.errors import ArtifactError, quoted
 from k3tool.fields import Fields, attrs_of, column, params_of, texts
 from k3tool.isa import wire
-from k3tool.isa.table import ALL_PHASES, MOST_IO_QUEUES, NO_HANDLE, SPECS, Op, isa_hash
+from k3tool.isa.op_spec import NO_HANDLE
+from k3tool.isa.table import ALL_PHASES, MOST_IO_QUEUES, SPECS, Op, isa_hash
 from k3tool.targets import MOST, MOST_RANKS, TARGETS
 
 PLAN_SCHEMA = 2

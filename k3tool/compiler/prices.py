@@ -19,7 +19,8 @@ from typing import NamedTuple
 from k3tool.compiler.egraph import Form, Saturated
 from k3tool.compiler.handles import F32_BYTES, weight_bytes
 from k3tool.compiler.plan import n_slices
-from k3tool.isa.table import PAGE_TOKENS, READS_STATE, ROW_LOOKUPS, SPECS, Op, Operand
+from k3tool.isa.op_spec import Operand
+from k3tool.isa.table import PAGE_TOKENS, READS_STATE, ROW_LOOKUPS, SPECS, Op
 from k3tool.model.nodes import Graph, Leaf, WeightLeaf
 from k3tool.model.operators import attr_names, input_operands, result_widths, solve_sizes, units_of
 from k3tool.targets import Target

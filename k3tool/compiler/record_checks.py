@@ -18,8 +18,9 @@ from k3tool.compiler.plan import EXPERT_ROLES, Tensor, n_slices
 from k3tool.compiler.residency import load_faults
 from k3tool.errors import K3Error
 from k3tool.isa.columns import PACKET_DIGEST, PACKET_REARM, spec_of
+from k3tool.isa.op_spec import Operand, OpSpec
 from k3tool.isa.queues import Crew, kinds_of
-from k3tool.isa.table import IO_PAGE_BYTES, PAGE_TOKENS, Op, Operand, OpSpec
+from k3tool.isa.table import IO_PAGE_BYTES, PAGE_TOKENS, Op
 from k3tool.model.operators import input_operands, params_of, record_attrs, solve_sizes, units_of
 
 _DENSE, _EXPERTS = ("bf16", "f32"), ("mxfp4",)

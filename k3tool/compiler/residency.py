@@ -29,7 +29,8 @@ from k3tool.compiler.ring import (
 )
 from k3tool.isa.access import paged_bytes
 from k3tool.isa.columns import GATE, PACKET_DTYPE, WAIT_DTYPE, empty_packets
-from k3tool.isa.table import LOAD_BLOCK_BYTES, SPECS, Op, OpSpec
+from k3tool.isa.op_spec import OpSpec
+from k3tool.isa.table import LOAD_BLOCK_BYTES, SPECS, Op
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,8 @@ from typing import Any, NamedTuple
 from k3tool.compiler.plan import Phase, Plan
 from k3tool.isa.access import paged_bytes
 from k3tool.isa.columns import spec_of
-from k3tool.isa.table import ROW_LOOKUPS, OpSpec
+from k3tool.isa.op_spec import OpSpec
+from k3tool.isa.table import ROW_LOOKUPS
 
 
 class Uses(NamedTuple):

@@ -29,7 +29,8 @@ from k3tool.compiler.plan import (
     n_slices,
 )
 from k3tool.isa.columns import GATE, PACKET_DIGEST, PACKET_DTYPE, PACKET_REARM, WAIT_DTYPE
-from k3tool.isa.table import N_HANDLES, NO_HANDLE, SPECS, Op
+from k3tool.isa.op_spec import N_HANDLES, NO_HANDLE
+from k3tool.isa.table import SPECS, Op
 from k3tool.model.nodes import Graph, Leaf
 from k3tool.model.operators import (
     flags_of,

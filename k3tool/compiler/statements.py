@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from k3tool.compiler.rules import RULES, Rule, Term
-from k3tool.isa.table import READS_STATE, SPECS, Op, Operand
+from k3tool.isa.op_spec import Operand
+from k3tool.isa.table import READS_STATE, SPECS, Op
 from k3tool.model.operators import SIZES, attr_names, input_operands
 
 PROOFS = Path(__file__).resolve().parents[2] / "proofs"

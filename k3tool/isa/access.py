@@ -11,7 +11,8 @@ from typing import Any, NamedTuple
 
 from k3tool.compiler.plan import Tensor
 from k3tool.isa.columns import spec_of
-from k3tool.isa.table import IO_PAGE_BYTES, Op, OpSpec, Role
+from k3tool.isa.op_spec import OpSpec, Role
+from k3tool.isa.table import IO_PAGE_BYTES, Op
 
 # Operands of which a part is touched: the parameter that says which part, and whether it is a count
 # of leading blocks or the index of one. Taking the whole stack would order pushes after mixes that

@@ -11,7 +11,7 @@ from typing import NoReturn
 import numpy as np
 
 from k3tool.errors import ArtifactError, quoted
-from k3tool.isa import table, wire
+from k3tool.isa import op_spec, wire
 from k3tool.isa.columns import (
     GATE,
     PACKET_DIGEST,
@@ -21,7 +21,8 @@ from k3tool.isa.columns import (
     empty_packets,
 )
 from k3tool.isa.disasm import usual_arrivals
-from k3tool.isa.table import SPECS, Op, OpSpec, Param
+from k3tool.isa.op_spec import OpSpec, Param
+from k3tool.isa.table import SPECS, Op
 
 _FLAGS = {"digest": PACKET_DIGEST, "rearm": PACKET_REARM}
 _NAMES = re.compile(r"\([^)]*\)")
@@ -32,7 +33,7 @@ _LARGEST = 0xFFFFFFFF
 
 
 def assemble(
-    lines: Iterable[str], where: str = "listing", n_handles: int = table.NO_HANDLE
+    lines: Iterable[str], where: str = "listing", n_handles: int = op_spec.NO_HANDLE
 ) -> dict[str, tuple[Columns, Columns]]:
     """Return (packets, waits) of each phase of a listing of a plan that has `n_handles` tensors.
 

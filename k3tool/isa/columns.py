@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from k3tool.isa.table import N_HANDLES, N_PARAMS, NO_HANDLE, SPECS, Op, OpSpec
+from k3tool.isa.op_spec import N_HANDLES, N_PARAMS, NO_HANDLE, OpSpec
+from k3tool.isa.table import SPECS, Op
 
 Columns = npt.NDArray[Any]
 

@@ -13,8 +13,8 @@ import numpy as np
 from k3tool.compiler.plan import Phase, Tensor
 from k3tool.isa import device
 from k3tool.isa.columns import GATE, PACKET_DIGEST, PACKET_REARM, Columns, spec_of
+from k3tool.isa.op_spec import Param
 from k3tool.isa.stream import Stream
-from k3tool.isa.table import Param
 
 _FLAGS = {PACKET_DIGEST: "digest", PACKET_REARM: "rearm"}
 

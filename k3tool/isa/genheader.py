@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from k3tool.isa import manual, table
+from k3tool.isa import manual, op_spec, table
 
 HEADER_PATH = Path(__file__).resolve().parents[2] / "kernels_common" / "gen" / "k3_isa.h"
 
@@ -17,22 +17,22 @@ HEADER_PATH = Path(__file__).resolve().parents[2] / "kernels_common" / "gen" / "
 def _constants() -> list[str]:
     pairs = {
         "K3_ISA_VERSION": table.ISA_VERSION,
-        "K3_N_HANDLES": table.N_HANDLES,
-        "K3_N_PARAMS": table.N_PARAMS,
+        "K3_N_HANDLES": op_spec.N_HANDLES,
+        "K3_N_PARAMS": op_spec.N_PARAMS,
         "K3_PAGE_TOKENS": table.PAGE_TOKENS,
         "K3_CANDIDATE_WORDS": table.CANDIDATE_WORDS,
-        "K3_RUN_SHIFT": table.RUN_SHIFT,
+        "K3_RUN_SHIFT": op_spec.RUN_SHIFT,
         "K3_LOAD_BLOCK_BYTES": table.LOAD_BLOCK_BYTES,
         "K3_MOST_IO_QUEUES": table.MOST_IO_QUEUES,
     }
     return [f"#define {name} {value}" for name, value in pairs.items()]
 
 
-def _op_lines(spec: table.OpSpec) -> list[str]:
+def _op_lines(spec: op_spec.OpSpec) -> list[str]:
     lines = [f"/* {spec.doc} */", f"#define K3_OP_{spec.name} {int(spec.op)}"]
     for operand in spec.operands:
         name = f"K3_{spec.name}_{operand.name.upper()}"
-        where = operand.slot | operand.run << table.RUN_SHIFT  # k3_tensor takes it apart
+        where = operand.slot | operand.run << op_spec.RUN_SHIFT  # k3_tensor takes it apart
         lines.append(f"#define {name} {where} /* handle: {operand.role} */")
     for index, param in enumerate(spec.params):
         name = f"K3_{spec.name}_{param.name.upper()}"

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from k3tool.isa import table
-from k3tool.isa.table import OpSpec
+from k3tool.isa import op_spec, table
+from k3tool.isa.op_spec import OpSpec
 
 _ROOT = Path(__file__).resolve().parents[2]
 MANUAL_PATH = _ROOT / "docs" / "isa.md"
@@ -22,7 +22,7 @@ def as_data() -> dict[str, Any]:
     return {
         "isa_version": table.ISA_VERSION,
         "isa_hash": table.isa_hash(),
-        "record_words": table.RECORD_WORDS,
+        "record_words": op_spec.RECORD_WORDS,
         "ops": [_op_data(spec) for _, spec in sorted(table.SPECS.items()) if spec.is_emitted],
         "reserved": {str(number): name for number, name in sorted(table.RESERVED.items())},
     }
@@ -58,10 +58,10 @@ def as_markdown() -> Iterator[str]:
     yield ""
     yield f"ISA version {table.ISA_VERSION}, hash `{table.isa_hash()[:16]}`:"
     yield (
-        f"{table.RECORD_WORDS} words of 32 bits; word 0 opcode and flags, words "
-        f"{table.WORD_HANDLES} to {table.WORD_UNITS - 1} handles, {table.WORD_UNITS} units, "
-        f"{table.WORD_WIDTH} width, {table.WORD_UNIT_COLS} columns a unit, from "
-        f"{table.WORD_PARAMS} on parameters."
+        f"{op_spec.RECORD_WORDS} words of 32 bits; word 0 opcode and flags, words "
+        f"{op_spec.WORD_HANDLES} to {op_spec.WORD_UNITS - 1} handles, {op_spec.WORD_UNITS} units, "
+        f"{op_spec.WORD_WIDTH} width, {op_spec.WORD_UNIT_COLS} columns a unit, from "
+        f"{op_spec.WORD_PARAMS} on parameters."
     )
     yield ""
     yield "| opcode | op | operands | parameters | unit | placement | result |"

@@ -24,7 +24,7 @@ from k3tool.compiler.plan import (
     tensor_datasets,
 )
 from k3tool.fields import column
-from k3tool.isa import table
+from k3tool.isa import op_spec, table
 from k3tool.isa.columns import ENTRY_DTYPE, WAIT_DTYPE, Columns
 from k3tool.isa.queues import Crew, Queues, crew_of
 from k3tool.isa.stream_checks import check_tables, refuse
@@ -210,7 +210,7 @@ def _read_stream(file: Artifact, phase: str) -> Stream:
         if not 0 <= number <= _MOST_NUMBER:
             refuse(f"{where}/numbers", number, f"0 to {_MOST_NUMBER}")
     ranks = sorted(name for name in file.names() if name.startswith(f"{phase}/rank-"))
-    records = tuple(words(name.removeprefix(f"{phase}/"), table.RECORD_WORDS) for name in ranks)
+    records = tuple(words(name.removeprefix(f"{phase}/"), op_spec.RECORD_WORDS) for name in ranks)
     queues = Queues(
         entries=words("entries", 8).view(ENTRY_DTYPE).reshape(-1),
         queue_ofs=words("queue_ofs"),

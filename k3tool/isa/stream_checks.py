@@ -11,7 +11,7 @@ from typing import NoReturn
 import numpy as np
 
 from k3tool.errors import ArtifactError
-from k3tool.isa import device, table
+from k3tool.isa import device, op_spec, table
 from k3tool.isa.columns import GATE, Columns, spec_of
 from k3tool.isa.queues import Crew, Queues, kinds_of
 
@@ -43,7 +43,7 @@ def check_tables(
         _check_records(records, n_tensors, f"{at}: rank {rank}")
     if len(queues.queue_ofs) != sum(crew) + 1:
         refuse(f"{at}: workgroups", len(queues.queue_ofs) - 1, sum(crew))
-    n_units = instructions[0][:, table.WORD_UNITS].astype(np.int64)
+    n_units = instructions[0][:, op_spec.WORD_UNITS].astype(np.int64)
     _check_queues(queues, at)
     _check_entries(queues, n_units, at)
     _check_kinds(queues, instructions[0][:, 0] & 0xFFFF, crew, at)
@@ -64,11 +64,11 @@ def _check_records(records: Columns, n_tensors: int, at: str) -> None:
         slots, runs = [o.slot for o in spec.operands], [o.run for o in spec.operands]
         used = handles[:, slots].astype(np.int64) + runs
         good = (used < n_tensors).all(axis=1)
-        good &= (handles[:, spec.n_slots :] == table.NO_HANDLE).all(axis=1)
+        good &= (handles[:, spec.n_slots :] == op_spec.NO_HANDLE).all(axis=1)
         if not good.all():
             bad = int(rows[np.argmin(good)])
             got = packets["handles"][bad].tolist()
-            need = f"{spec.n_slots} handles below {n_tensors}, then {table.NO_HANDLE}"
+            need = f"{spec.n_slots} handles below {n_tensors}, then {op_spec.NO_HANDLE}"
             refuse(f"{at}: instruction {bad}: {spec.name}: handles", got, need)
         spare = (packets["params"][rows][:, len(spec.params) :] != 0).any(axis=1)
         if spare.any():

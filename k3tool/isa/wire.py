@@ -19,7 +19,7 @@ from typing import NoReturn
 import numpy as np
 
 from k3tool.errors import ArtifactError
-from k3tool.isa import table
+from k3tool.isa import op_spec, table
 from k3tool.isa.columns import (
     GATE,
     PACKET_DIGEST,
@@ -181,11 +181,11 @@ def _record_rules(packets: Columns) -> Iterator[tuple[str, Columns, str]]:
     """Yield (field, which packets satisfy it, what is needed) for what goes into a record."""
     n_operands = _per_op(packets["op"], lambda spec: spec.n_slots)
     n_params = _per_op(packets["op"], lambda spec: len(spec.params))
-    used = np.arange(table.N_HANDLES) < n_operands[:, None]
-    spare = np.arange(table.N_PARAMS) >= n_params[:, None]
+    used = np.arange(op_spec.N_HANDLES) < n_operands[:, None]
+    spare = np.arange(op_spec.N_PARAMS) >= n_params[:, None]
     own = _per_op(packets["op"], lambda spec: spec.flag_mask)
     known = np.where(own < 0, 0, own) | PACKET_DIGEST | PACKET_REARM
-    fitting = ((packets["handles"] == table.NO_HANDLE) != used).all(axis=1)
+    fitting = ((packets["handles"] == op_spec.NO_HANDLE) != used).all(axis=1)
     yield "op", n_operands >= 0, "an op of the table"
     yield "flags", (packets["flags"] & ~known) == 0, "digest, rearm and the op's own"
     yield "handles", fitting, "a tensor for each operand and none beyond"
@@ -211,7 +211,7 @@ def _schedule_rules(packets: Columns, n_waits: int) -> Iterator[tuple[str, Colum
     yield "wait_ofs", wide["wait_ofs"] + wide["n_waits"] <= n_waits, "a range of the waits"
 
 
-def _per_op(ops: Columns, size: Callable[[table.OpSpec], int]) -> Columns:
+def _per_op(ops: Columns, size: Callable[[op_spec.OpSpec], int]) -> Columns:
     """Return `size` of each opcode's row, -1 where the table has none."""
     found, inverse = np.unique(ops, return_inverse=True)
     specs = [spec_of(int(op)) for op in found]

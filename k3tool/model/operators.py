@@ -14,7 +14,8 @@ from functools import cache
 from typing import Any, Literal
 
 from k3tool.errors import K3Error
-from k3tool.isa.table import PAGE_TOKENS, SPECS, Op, Operand, OpSpec, Param
+from k3tool.isa.op_spec import Operand, OpSpec, Param
+from k3tool.isa.table import PAGE_TOKENS, SPECS, Op
 from k3tool.model.expressions import evaluate, letters_of
 
 Placement = Literal["replicated", "sharded", "partial"]

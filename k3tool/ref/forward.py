@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from k3tool.isa.table import SPECS, Op, OpSpec
+from k3tool.isa.op_spec import OpSpec
+from k3tool.isa.table import SPECS, Op
 from k3tool.model.config import K3Config
 from k3tool.model.graph import build_graph
 from k3tool.model.nodes import Graph, Leaf, Node

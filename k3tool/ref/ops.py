@@ -12,7 +12,8 @@ from collections.abc import Callable, Mapping
 from functools import cache
 from typing import Any
 
-from k3tool.isa.table import READS_STATE, SPECS, Op, OpSpec
+from k3tool.isa.op_spec import OpSpec
+from k3tool.isa.table import READS_STATE, SPECS, Op
 from k3tool.ref import dense, kda, mla, moe
 
 Reference = Callable[..., Any]

@@ -14,10 +14,10 @@ import numpy as np
 from k3tool.checkpoint.reader import Checkpoint
 from k3tool.compiler.handles import F32_BYTES
 from k3tool.compiler.plan import Tensor
-from k3tool.isa import table
+from k3tool.isa import op_spec, table
 from k3tool.isa.columns import spec_of
+from k3tool.isa.op_spec import OpSpec
 from k3tool.isa.stream import Isa, Stream
-from k3tool.isa.table import OpSpec
 from k3tool.ref.formats import Array, Step, decode_bf16, decode_mxfp4
 from k3tool.ref.forward import f32_value
 from k3tool.ref.ops import REFERENCE, keyword_names, operand_names, split_result
@@ -142,7 +142,7 @@ class Vm:
                 return buffer[:, :tokens] if buffer.ndim == 3 else buffer[:tokens]
 
     def _keywords(self, spec: OpSpec, record: Array) -> dict[str, Any]:
-        keywords: dict[str, Any] = {"unit_cols": int(record[table.WORD_UNIT_COLS])}
+        keywords: dict[str, Any] = {"unit_cols": int(record[op_spec.WORD_UNIT_COLS])}
         for param in spec.params:
             bits = int(record[spec.word(param.name)])
             is_f32 = param.kind == "f32"
@@ -168,7 +168,7 @@ class Vm:
 def handle_of(spec: OpSpec, record: Array, name: str) -> int:
     """Return the handle of an operand in a 64-byte record."""
     operand = spec.operand(name)
-    word = int(record[table.WORD_HANDLES + operand.slot // 2])
+    word = int(record[op_spec.WORD_HANDLES + operand.slot // 2])
     return (word >> 16 * (operand.slot % 2) & 0xFFFF) + operand.run
 
 

@@ -9,8 +9,9 @@ from k3tool.compiler.plan import EXPERT_ROLES, Tensor
 from k3tool.errors import K3Error, UnsoundError
 from k3tool.isa import device
 from k3tool.isa.columns import spec_of
+from k3tool.isa.op_spec import OpSpec
 from k3tool.isa.stream import Isa
-from k3tool.isa.table import ALL_PHASES, OpSpec
+from k3tool.isa.table import ALL_PHASES
 from k3tool.ref.formats import SCALE_LIMIT
 from k3tool.runtime import records
 from k3tool.runtime.weights import RankWeights

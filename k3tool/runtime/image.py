@@ -16,8 +16,9 @@ import numpy.typing as npt
 from k3tool.compiler.plan import EXPERT_ROLES, Tensor
 from k3tool.compiler.record_checks import results_of, short_states
 from k3tool.errors import ArtifactError
+from k3tool.isa.op_spec import WORD_PARAMS, OpSpec
 from k3tool.isa.stream import Isa, Stream
-from k3tool.isa.table import ALL_PHASES, PAGE_TOKENS, SPECS, WORD_PARAMS, OpSpec, isa_hash
+from k3tool.isa.table import ALL_PHASES, PAGE_TOKENS, SPECS, isa_hash
 from k3tool.runtime import image_layout as layout
 from k3tool.runtime.digest import digest_words
 from k3tool.runtime.homes import (

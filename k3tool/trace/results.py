@@ -18,16 +18,9 @@ import numpy.typing as npt
 from k3tool.compiler.plan import Tensor
 from k3tool.compiler.record_checks import results_of
 from k3tool.isa.columns import spec_of
+from k3tool.isa.op_spec import NO_HANDLE, WORD_HANDLES, WORD_UNIT_COLS, WORD_UNITS, OpSpec
 from k3tool.isa.stream import Isa, Stream
-from k3tool.isa.table import (
-    NO_HANDLE,
-    PAGE_TOKENS,
-    WORD_HANDLES,
-    WORD_UNIT_COLS,
-    WORD_UNITS,
-    Op,
-    OpSpec,
-)
+from k3tool.isa.table import PAGE_TOKENS, Op
 
 Array = npt.NDArray[Any]
 

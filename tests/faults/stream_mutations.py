@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from k3tool.isa import table
+from k3tool.isa import op_spec, table
 from k3tool.isa.columns import GATE, PACKET_DIGEST, PACKET_REARM, Columns, spec_of
 from k3tool.isa.stream import Isa
 from k3tool.isa.table import SPECS, Op
@@ -243,14 +243,14 @@ for _label, _opcode in (("an opcode that is none", 250), ("an opcode that is res
 
 @on_stream("a handle beyond the table", "F tables")
 def _(isa: Isa) -> Broken:
-    word = int(isa.streams["decode"].instructions[0][5, table.WORD_HANDLES])
-    return Broken(set_word(isa, 5, table.WORD_HANDLES, (word & 0xFFFF0000) | 0xFFFE), 5)
+    word = int(isa.streams["decode"].instructions[0][5, op_spec.WORD_HANDLES])
+    return Broken(set_word(isa, 5, op_spec.WORD_HANDLES, (word & 0xFFFF0000) | 0xFFFE), 5)
 
 
 @on_stream("a word that the op has no meaning for", "F tables")
 def _(isa: Isa) -> Broken:
-    at = first(rows_of(isa), lambda row, spec: len(spec.params) < table.N_PARAMS)
-    return Broken(set_word(isa, at, table.RECORD_WORDS - 1, 1), at)
+    at = first(rows_of(isa), lambda row, spec: len(spec.params) < op_spec.N_PARAMS)
+    return Broken(set_word(isa, at, op_spec.RECORD_WORDS - 1, 1), at)
 
 
 @on_stream("slices' numbers are swapped", "F tables")
@@ -269,13 +269,13 @@ def _(isa: Isa) -> Broken:
 def _(isa: Isa) -> Broken:
     _, at = sliced(isa)
     units = int(rows_of(isa)["n_units"][at])
-    return Broken(set_word(isa, at, table.WORD_UNITS, units + 8), at)
+    return Broken(set_word(isa, at, op_spec.WORD_UNITS, units + 8), at)
 
 
 @on_stream("a record's width", "F records decode")
 def _(isa: Isa) -> Broken:
     _, at = sliced(isa)
-    return Broken(set_word(isa, at, table.WORD_WIDTH, int(rows_of(isa)["width"][at]) + 1), at)
+    return Broken(set_word(isa, at, op_spec.WORD_WIDTH, int(rows_of(isa)["width"][at]) + 1), at)
 
 
 @on_stream("a weight of equal shape in place of another", "F meaning decode")
@@ -283,9 +283,9 @@ def _(isa: Isa) -> Broken:
     at, slot, other = equal_weights(rows_of(isa), isa.tensors)
     records = [r.copy() for r in isa.streams["decode"].instructions]
     for words in records:
-        handles = words[at, table.WORD_HANDLES : table.WORD_UNITS].copy().view("<u2")
+        handles = words[at, op_spec.WORD_HANDLES : op_spec.WORD_UNITS].copy().view("<u2")
         handles[slot] = other
-        words[at, table.WORD_HANDLES : table.WORD_UNITS] = handles.view("<u4")
+        words[at, op_spec.WORD_HANDLES : op_spec.WORD_UNITS] = handles.view("<u4")
     return Broken(with_stream(isa, instructions=tuple(records)), at)
 
 

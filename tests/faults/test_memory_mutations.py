@@ -17,8 +17,9 @@ from k3tool.compiler.residency import Residency, streamable, with_residency
 from k3tool.compiler.ring import least_ring, ring_places
 from k3tool.isa.columns import PACKET_DIGEST, PACKET_REARM, Columns
 from k3tool.isa.emit import emit
+from k3tool.isa.op_spec import WORD_UNIT_COLS, WORD_WIDTH
 from k3tool.isa.stream import Isa
-from k3tool.isa.table import SPECS, WORD_UNIT_COLS, WORD_WIDTH, Op
+from k3tool.isa.table import SPECS, Op
 from k3tool.model.config import K3Config
 from k3tool.verdict import Check
 

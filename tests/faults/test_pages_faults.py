@@ -17,7 +17,8 @@ from k3tool.compiler.hazards import check_ordered
 from k3tool.compiler.order import Order
 from k3tool.compiler.plan import Phase, Plan
 from k3tool.isa.emit import emit
-from k3tool.isa.table import SPECS, WORD_PARAMS, Op
+from k3tool.isa.op_spec import WORD_PARAMS
+from k3tool.isa.table import SPECS, Op
 from k3tool.model.config import K3Config
 from tests.faults.test_compiled_plan_checks import every_wait, without_wait
 

@@ -3,7 +3,7 @@
 import numpy as np
 from hypothesis import strategies as st
 
-from k3tool.isa import table, wire
+from k3tool.isa import op_spec, table, wire
 from k3tool.isa.columns import GATE, WAIT_DTYPE, Columns, empty_packets
 
 EMITTED = sorted(op for op, spec in table.SPECS.items() if spec.is_emitted)
@@ -18,7 +18,7 @@ def programs(draw: st.DrawFn, max_units: int = 0xFFFFFFFF) -> tuple[Columns, Col
     for index, op in enumerate(ops):
         row, spec = packets[index : index + 1], table.SPECS[op]
         row["op"], row["flags"] = op, draw(st.integers(0, 3))
-        last = table.NO_HANDLE - len(spec.operands)  # a slot's operands have neighbouring handles
+        last = op_spec.NO_HANDLE - len(spec.operands)  # a slot's operands have neighbouring handles
         for slot in range(spec.n_slots):
             row["handles"][0, slot] = draw(st.integers(0, last))
         for word in range(len(spec.params)):

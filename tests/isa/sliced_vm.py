@@ -10,9 +10,10 @@ from typing import Any
 
 import numpy as np
 
-from k3tool.isa import table
+from k3tool.isa import op_spec
 from k3tool.isa.columns import spec_of
-from k3tool.isa.table import SPECS, Op, OpSpec
+from k3tool.isa.op_spec import OpSpec
+from k3tool.isa.table import SPECS, Op
 from k3tool.ref.formats import Array, Step
 from k3tool.ref.ops import REFERENCE, keyword_names, operand_names, split_result
 from k3tool.ref.vm import Vm, handle_of
@@ -50,7 +51,7 @@ class SlicedVm(Vm):
         memory, tokens = self.memories[rank], len(step.ids)
         value, states = split_result(spec, result)
         units = slice(int(row["unit0"]), int(row["unit1"]))
-        cols = int(record[table.WORD_UNIT_COLS])
+        cols = int(record[op_spec.WORD_UNIT_COLS])
         for name, new in states.items():
             kept = memory[handle_of(spec, record, name)]
             _store_state(spec, kept, np.asarray(new), units, cols, tokens)
@@ -84,7 +85,7 @@ def _mine(
     elif spec.unit == "step":
         mine[:] = True
     else:
-        run = int(record[table.WORD_UNITS]) * cols  # an expert's rows come once a chosen expert
+        run = int(record[op_spec.WORD_UNITS]) * cols  # an expert's rows come once a chosen expert
         for start in range(0, width, run):
             mine[:, start + units.start * cols : start + units.stop * cols] = True
     return mine

@@ -9,7 +9,8 @@ import pytest
 
 from k3tool.isa import genheader, manual, table
 from k3tool.isa.columns import GATE, PACKET_DIGEST, PACKET_REARM
-from k3tool.isa.table import SPECS, Op, OpSpec
+from k3tool.isa.op_spec import OpSpec
+from k3tool.isa.table import SPECS, Op
 from stages.cli import run_command
 
 REPO = Path(__file__).resolve().parents[2]

@@ -9,7 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from k3tool.isa.table import NO_HANDLE, RECORD_WORDS, SPECS, WORD_PARAMS, Op
+from k3tool.isa.op_spec import NO_HANDLE, RECORD_WORDS, WORD_PARAMS
+from k3tool.isa.table import SPECS, Op
 
 GUARD = np.float32(1.25e30)
 

@@ -15,8 +15,9 @@ import pytest
 
 from k3tool.compiler.rules import FUSIONS
 from k3tool.isa.columns import spec_of
+from k3tool.isa.op_spec import WORD_HANDLES
 from k3tool.isa.stream import Isa
-from k3tool.isa.table import ALL_PHASES, PAGE_TOKENS, WORD_HANDLES
+from k3tool.isa.table import ALL_PHASES, PAGE_TOKENS
 from k3tool.runtime.cache import open_source, program
 from k3tool.runtime.digest import digest_words
 from k3tool.runtime.engine import StepToken

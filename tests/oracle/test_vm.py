@@ -16,8 +16,9 @@ from k3tool.compiler.plan import save_plan
 from k3tool.compiler.rules import FUSIONS
 from k3tool.isa.columns import Columns
 from k3tool.isa.emit import emit
+from k3tool.isa.op_spec import WORD_HANDLES
 from k3tool.isa.stream import Isa, load_isa, save_isa
-from k3tool.isa.table import SPECS, WORD_HANDLES, Op
+from k3tool.isa.table import SPECS, Op
 from k3tool.model.config import K3Config
 from k3tool.model.graph import build_graph
 from k3tool.ref.forward import Sequence64, exact_constants
