@@ -34,6 +34,7 @@ DRIVER_BYTES, NAMED_BYTES = 110_000_000, 700
 STREAMED_BYTES = 65536  # a smaller weight stays: a read of its own would cost more than its room
 LOAD_QUEUES, FETCH_QUEUES = 4, 4  # a device of 2026 reaches its rate with four reads under way
 SCRATCHES = 8  # one a thread that computes: those that read touch little of theirs
+ENTRY_BYTES = 64  # of an image: a slice in a queue, with its waits and signals
 HUGE_PAGE = 2 << 20  # the ring, what is pinned and the slots are each rounded up to it
 # The budgets of the system we start from, of all ranks together; auto is what limits leave.
 PRESETS: dict[str, int] = {
@@ -206,9 +207,11 @@ def _needs(plan: Plan) -> _Needs:
         for row in next(iter(plan.phases.values())).packets
         if (spec := spec_of(int(row["op"]))) is not None
     ]
+    # What brings weights has queue entries too, which the plan without a budget does not.
+    brought = LOAD_QUEUES * len(names) + FETCH_QUEUES * (len(experts) // 3)
     return _Needs(
         plan=plan,
-        fixed=_fixed(plan),
+        fixed=_fixed(plan) + ENTRY_BYTES * len(plan.phases) * brought,
         small=small,
         candidates=names,
         ring=least_ring(plan, names),
@@ -227,7 +230,7 @@ def _fixed(plan: Plan) -> int:
     scratch = max(scratch_floats(p.packets, p.max_tokens) for p in plan.phases.values()) * 4
     n_experts = sum(t.local[0] for t in plan.tensors if t.role in EXPERT_ROLES)
     n_entries = sum(int(p.packets["n_slices"].sum()) for p in plan.phases.values())
-    tables = 48 * n_experts + 64 * n_entries
+    tables = 48 * n_experts + ENTRY_BYTES * n_entries
     return RANK_BYTES + arena + peer + own + SCRATCHES * scratch + tables
 
 

@@ -20,7 +20,7 @@ from k3tool.compiler.plan import Plan, save_plan
 from k3tool.compiler.residency import Residency, streamable, with_residency
 from k3tool.compiler.ring import least_ring, ring_places
 from k3tool.errors import ArtifactError, K3Error, TargetError, UnsoundError
-from k3tool.runtime.budget import budget_ends, fit, floor_bytes
+from k3tool.runtime.budget import budget_ends, fit, floor_bytes, predict
 from k3tool.runtime.build import build
 from k3tool.runtime.options import RunOptions
 from k3tool.runtime.run import Event, RunResult, run_model
@@ -106,6 +106,22 @@ def test_a_budget_from_the_least_on_runs_and_below_is_refused(
     for memory in (enough, enough + 3 * MEGABYTES, enough + 100 * MEGABYTES):
         result = run_model(options(tiny, tmp_path, tp=tp, memory_bytes=memory))
         assert bits(result) == resident, memory
+
+
+@pytest.mark.parametrize("tp", [1, 2])
+def test_what_is_predicted_is_within_the_budget(tiny: Path, tp: int) -> None:
+    """From the least on, where packets that bring weights take the most queue entries."""
+    with Checkpoint.open(tiny) as checkpoint:
+        config = checkpoint.config
+
+    def compile_chunk(chunk: int) -> Plan:
+        return compile_plan(
+            config, tp=tp, target="cpu", workgroups=8, chunk=chunk, batch=1, ctx=256
+        )
+
+    least, full = budget_ends(compile_chunk, 4)
+    for memory in (least, (least + full) // 2, full):
+        assert 0.8 * memory < predict(fit(compile_chunk, 4, memory)).peak_bytes <= memory
 
 
 def test_a_budget_below_the_floor_is_refused_after_one_compilation(tiny: Path) -> None:

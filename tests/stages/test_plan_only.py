@@ -28,6 +28,17 @@ def test_it_prints_a_split_and_writes_nothing(k3tool: Run, oracle: Run) -> None:
     assert json.loads(least.out)["storage_rate"] == 1000
 
 
+@pytest.mark.parametrize("tp", [1, 2])
+def test_what_is_of_one_rank_says_so(k3tool: Run, oracle: Run, tp: int) -> None:
+    """Else a token's bytes of one rank stand beside those of a folder, which are of all ranks."""
+    done = k3tool("run", oracle("tiny_tp8"), *BUDGET, *RATES, "--tp", tp)
+    assert done.code == 0, done.err
+    lines = [line for line in done.out.splitlines() if " B" in line or "MB" in line]
+    named = [line.split("  ")[0] for line in lines if "a rank" in line]
+    of_each = ["pinned", "expert slots", "everything else", "bytes a token"]
+    assert named == (of_each if tp > 1 else [])
+
+
 @pytest.mark.parametrize("option", ["--storage-rate", "--memory-rate"])
 @pytest.mark.parametrize("rate", ["nan", "inf", "-inf", "-1", "0", "1e-320", "1e300"])
 def test_rates_that_no_device_has(k3tool: Run, oracle: Run, option: str, rate: str) -> None:
