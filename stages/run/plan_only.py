@@ -87,28 +87,28 @@ def _from_gb(rate: float | None) -> float | None:
 def foreseen_lines(found: Foreseen) -> Iterator[str]:
     """Yield a budget's split as a person reads it; of several ranks, bytes of each say so."""
     p = found.prediction
-    each = " a rank" if p.ranks > 1 else ""
+    of_one = " a rank" if p.ranks > 1 else ""
     ranks = f"{count_text(p.ranks, 'rank')} and the driver"
     yield f"budget            {bytes_text(found.memory_bytes)} for {ranks}"
     yield f"predicted peak    {bytes_text(p.peak_bytes)} of all of them"
     yield (
-        f"pinned            {bytes_text(p.pinned_bytes)}{each} in "
+        f"pinned            {bytes_text(p.pinned_bytes)}{of_one} in "
         f"{count_text(p.pinned_tensors, 'tensor')}, read once"
     )
     if p.streamed_tensors:
         yield (
-            f"streamed          {bytes_text(p.streamed_bytes)}{each} in "
+            f"streamed          {bytes_text(p.streamed_bytes)}{of_one} in "
             f"{count_text(p.streamed_tensors, 'tensor')} a token, through a ring of "
             f"{bytes_text(p.ring_bytes)}: {100 / p.ring_turns:.0f} % of it read ahead"
         )
     yield (
-        f"expert slots      {p.expert_slots} of {p.experts}, {bytes_text(p.cache_bytes)}{each}; "
+        f"expert slots      {p.expert_slots} of {p.experts}, {bytes_text(p.cache_bytes)}{of_one}; "
         f"prompt in steps of {count_text(p.chunk, 'token')}"
     )
-    yield f"everything else   {bytes_text(p.other_bytes)}{each}: state, activations, the process"
+    yield f"everything else   {bytes_text(p.other_bytes)}{of_one}: state, activations, the process"
     yield (
-        f"bytes a token     storage {bytes_text(p.storage_bytes_per_token)}{each} at most, "
-        f"memory {bytes_text(p.memory_bytes_per_token)}{each} (full context)"
+        f"bytes a token     storage {bytes_text(p.storage_bytes_per_token)}{of_one} at most, "
+        f"memory {bytes_text(p.memory_bytes_per_token)}{of_one} (full context)"
     )
     for name, rate in (("storage", found.storage_rate), ("memory", found.memory_rate)):
         unknown = "unknown: give it, or a checkpoint with data"
