@@ -103,7 +103,13 @@ PARAMS: list[tuple[str, Callable[[Any], Broken]]] = [
     ("a numerics version of 1.0", lambda w: altered(w, "numerics", "version", value=1.0)),
     ("a numerics version of true", lambda w: altered(w, "numerics", "version", value=True)),
     ("no eps of a site", without_site),
-]
+    ("a page more for a slot",
+     lambda w: altered(w, "pages_per_slot", value=w.params["pages_per_slot"] + 1)),
+    ("a rule that it does not rest on",
+     lambda w: altered(w, "rules", value=[*w.params["rules"], "zero-fuse"])),
+    ("a rule is off that it rests on", lambda w: altered(w, "rules_off", value=["kda-heads-fuse"])),
+    ("another theorem", lambda w: altered(w, "theorems", w.params["rules"][0], value="0")),
+]  # fmt: skip
 
 
 # -- columns of buffers that only readers of listings take -----------------------------------------

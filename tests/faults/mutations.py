@@ -81,6 +81,12 @@ def with_params(what: Any, **params: Any) -> Any:
     return replace(what, params={**what.params, **params})
 
 
+def with_size(plan: Plan, name: str, by: int) -> Plan:
+    phase = plan.phases["decode"]
+    phase = replace(phase, **{name: getattr(phase, name) + by})
+    return replace(plan, phases={**plan.phases, "decode": phase})
+
+
 def single_linears(rows: Columns) -> list[int]:
     """Return plain linears of one weight each: their slots hold no run."""
     linear = has(x="in", w="weight", y="out")

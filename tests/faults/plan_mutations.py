@@ -8,7 +8,6 @@ import numpy as np
 from k3tool.compiler.plan import Plan
 from k3tool.isa import table
 from k3tool.isa.columns import GATE, PACKET_DIGEST, PACKET_REARM, spec_of
-from tests.faults.both_mutations import BOTH
 from tests.faults.mutations import (
     Broken,
     Mutation,
@@ -30,6 +29,7 @@ from tests.faults.mutations import (
     waiting,
     with_packets,
     with_params,
+    with_size,
 )
 
 PLAN: list[Mutation] = []
@@ -333,12 +333,6 @@ def _(plan: Plan) -> Broken:
 # -- what it says of itself ------------------------------------------------------------------------
 
 
-def with_size(plan: Plan, name: str, by: int) -> Plan:
-    phase = plan.phases["decode"]
-    phase = replace(phase, **{name: getattr(phase, name) + by})
-    return replace(plan, phases={**plan.phases, "decode": phase})
-
-
 @on_plan("an arena of a byte more", "C memory decode")
 def _(plan: Plan) -> Broken:
     return Broken(with_size(plan, "arena_bytes", 1), None)
@@ -349,136 +343,11 @@ def _(plan: Plan) -> Broken:
     return Broken(with_size(plan, "peer_bytes", 1), None)
 
 
-@on_plan("a page more for a slot", "A params")
-def _(plan: Plan) -> Broken:
-    return Broken(with_params(plan, pages_per_slot=plan.params["pages_per_slot"] + 1), None)
-
-
 @on_plan("a rule that it rests on is not said", "A params")
 def _(plan: Plan) -> Broken:
     return Broken(with_params(plan, rules=plan.params["rules"][1:]), None)
 
 
-@on_plan("a rule that no packet rests on", "A params")
-def _(plan: Plan) -> Broken:
-    return Broken(with_params(plan, rules=[*plan.params["rules"], "zero-fuse"]), None)
-
-
-@on_plan("a rule is off that it rests on", "A params")
-def _(plan: Plan) -> Broken:
-    return Broken(with_params(plan, rules_off=["kda-heads-fuse"]), None)
-
-
 @on_plan("a theorem of a rule that it does not rest on", "A params")
 def _(plan: Plan) -> Broken:
     return Broken(with_params(plan, theorems={**plan.params["theorems"], "zero-fuse": "0"}), None)
-
-
-@on_plan("another theorem", "A params")
-def _(plan: Plan) -> Broken:
-    name = plan.params["rules"][0]
-    return Broken(with_params(plan, theorems={**plan.params["theorems"], name: "0"}), None)
-
-
-# -- the end of a step, waits too many, tiles ------------------------------------------------------
-
-
-def moved_rearm(plan: Plan, to: int) -> Plan:
-    packets = packets_of(plan).copy()
-    packets["flags"] &= np.uint16(0xFFFF ^ PACKET_REARM)
-    packets["flags"][to] |= np.uint16(PACKET_REARM)
-    return with_packets(plan, packets)
-
-
-@on_plan("the other bank is cleared at the step's first gate", "D thresholds decode")
-def _(plan: Plan) -> Broken:
-    at = first(packets_of(plan), lambda row, _: row["counter"] & GATE)
-    return Broken(moved_rearm(plan, at), at)
-
-
-@on_plan("the other bank is cleared at the last gate but one", "D thresholds decode")
-def _(plan: Plan) -> Broken:
-    at = int(np.flatnonzero(packets_of(plan)["counter"] & GATE)[-2])
-    return Broken(moved_rearm(plan, at), at)
-
-
-@on_plan("more gates than a list can hold", "D thresholds decode")
-def _(plan: Plan) -> Broken:
-    return Broken(with_size(plan, "n_gates", 1 << 40), None)
-
-
-def with_wait(plan: Plan, index: int, counter: int, threshold: int) -> Plan:
-    """Give a packet one wait more; its list moves to the end."""
-    phase = plan.phases["decode"]
-    own = phase.waits_of(index)
-    more = np.append(own, np.array([(counter, threshold)], own.dtype))
-    packets = phase.packets.copy()
-    packets["wait_ofs"][index], packets["n_waits"][index] = len(phase.waits), len(more)
-    return with_packets(plan, packets, np.append(phase.waits, more))
-
-
-@on_plan("a wait that the others imply", "D ordered decode")
-def _(plan: Plan) -> Broken:
-    packets = packets_of(plan)
-    at = first(packets, waiting, 9)
-    source = int(packets["wait_ofs"][first(packets, waiting, 2)])
-    counter, threshold = plan.phases["decode"].waits[source].tolist()
-    return Broken(with_wait(plan, at, counter, threshold), at)
-
-
-@on_plan("the same wait twice", "D ordered decode")
-def _(plan: Plan) -> Broken:
-    at = first(packets_of(plan), waiting, 6)
-    own = plan.phases["decode"].waits_of(at)[0].tolist()
-    return Broken(with_wait(plan, at, *own), at)
-
-
-@on_plan("a later wait in place of the one needed", "D ordered decode")
-def _(plan: Plan) -> Broken:
-    """It implies the one needed, so nothing races: the chain is longer than it has to be."""
-    phase = plan.phases["decode"]
-    for at in range(len(phase.packets)):
-        own = phase.waits_of(at)
-        if len(own) != 1 or own["counter"][0] & GATE:
-            continue
-        needed = int(own["counter"][0])
-        later = [
-            i for i in range(needed + 1, at)
-            if not phase.packets["counter"][i] & GATE
-            and needed in phase.waits_of(i)["counter"].tolist()
-        ]  # fmt: skip
-        if later:
-            waits = phase.waits.copy()
-            threshold = int(phase.packets["threshold"][later[0]])
-            waits[int(phase.packets["wait_ofs"][at])] = (later[0], threshold)
-            return Broken(with_packets(plan, phase.packets, waits), at)
-    raise AssertionError("no packet beside another")
-
-
-@on_plan("tiles of a row more", "B slices decode")
-def _(plan: Plan) -> Broken:
-    at = first(packets_of(plan), lambda row, s: row["grain"] > 1 and row["n_slices"] == 1)
-    return Broken(set_packet(plan, at, grain=int(packets_of(plan)["grain"][at]) + 1), at)
-
-
-@on_plan("a slice less than there are workers", "B slices decode")
-def _(plan: Plan) -> Broken:
-    packets, waits = packets_of(plan).copy(), plan.phases["decode"].waits.copy()
-    at = first(packets, lambda row, _: row["n_slices"] > 2 and not row["counter"] & GATE)
-    packets["n_slices"][at] -= 1
-    packets["threshold"][at] -= 1
-    waits["threshold"][waits["counter"] == at] -= np.uint32(1)
-    return Broken(with_packets(plan, packets, waits), at)
-
-
-@on_plan("a chain of a packet less is stated", "D ordered decode")
-def _(plan: Plan) -> Broken:
-    return Broken(with_size(plan, "packet_path", -1), None)
-
-
-@on_plan("a chain of a hand-off more is stated", "D ordered decode")
-def _(plan: Plan) -> Broken:
-    return Broken(with_size(plan, "critical_path", 1), None)
-
-
-PLAN += [Mutation(label, check, make) for label, check, _, make in BOTH]

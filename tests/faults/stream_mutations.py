@@ -6,10 +6,8 @@ from dataclasses import replace
 import numpy as np
 
 from k3tool.isa import op_spec, table
-from k3tool.isa.columns import GATE, PACKET_DIGEST, PACKET_REARM, Columns, spec_of
+from k3tool.isa.columns import GATE, PACKET_DIGEST, Columns, spec_of
 from k3tool.isa.stream import Isa
-from k3tool.isa.table import SPECS, Op
-from tests.faults.both_mutations import BOTH
 from tests.faults.mutations import (
     Broken,
     Mutation,
@@ -373,106 +371,8 @@ def _(isa: Isa) -> Broken:
     return Broken(with_stream(isa, peer_bytes=isa.streams["decode"].peer_bytes + 1), None)
 
 
-@on_stream("a page more for a slot", "F params")
-def _(isa: Isa) -> Broken:
-    return Broken(with_params(isa, pages_per_slot=isa.params["pages_per_slot"] + 1), None)
-
-
 @on_stream("a rule that it rests on is not said", "F params")
 def _(isa: Isa) -> Broken:
     rules = [name for name in isa.params["rules"] if name != "kda-heads-fuse"]
     theorems = {name: isa.params["theorems"][name] for name in rules}
     return Broken(with_params(isa, rules=rules, theorems=theorems), None)
-
-
-@on_stream("a rule of no build", "F params")
-def _(isa: Isa) -> Broken:
-    return Broken(with_params(isa, rules=[*isa.params["rules"], "zero-fuse"]), None)
-
-
-@on_stream("a rule is off that it rests on", "F params")
-def _(isa: Isa) -> Broken:
-    return Broken(with_params(isa, rules_off=["kda-heads-fuse"]), None)
-
-
-@on_stream("another theorem", "F params")
-def _(isa: Isa) -> Broken:
-    name = isa.params["rules"][0]
-    return Broken(with_params(isa, theorems={**isa.params["theorems"], name: "0"}), None)
-
-
-STREAM += [Mutation(label, check, make) for label, _, check, make in BOTH]
-
-
-# -- the end of a step, waits too many, tiles ------------------------------------------------------
-
-
-def moved_rearm(isa: Isa, nth_gate: int) -> Broken:
-    stream = isa.streams["decode"]
-    at = int(np.flatnonzero(stream.queues.signals & GATE)[nth_gate])
-    records = [r.copy() for r in stream.instructions]
-    for words in records:
-        words[:, 0] &= np.uint32(0xFFFFFFFF ^ PACKET_REARM << 16)
-        words[at, 0] |= np.uint32(PACKET_REARM << 16)
-    entries = entries_of(isa).copy()
-    entries["flags"] = records[0][entries["inst"], 0] >> 16
-    queues = replace(stream.queues, entries=entries)
-    return Broken(with_stream(isa, instructions=tuple(records), queues=queues), at)
-
-
-@on_stream("the other bank is cleared at the step's first gate", "F thresholds decode")
-def _(isa: Isa) -> Broken:
-    return moved_rearm(isa, 0)
-
-
-@on_stream("the other bank is cleared at the last gate but one", "F thresholds decode")
-def _(isa: Isa) -> Broken:
-    return moved_rearm(isa, -2)
-
-
-@on_stream("an instruction waits for one thing more", "F ordered decode")
-def _(isa: Isa) -> Broken:
-    """Its list runs on into the next one's, whose producer is over by then."""
-    queues = isa.streams["decode"].queues
-    entries, waits, signals = queues.entries.copy(), queues.waits, queues.signals
-    for at in range(1, len(signals)):
-        own = entries["inst"] == at
-        end = int((entries["wait_ofs"] + entries["n_waits"])[own][0])
-        producer = int(np.flatnonzero(signals == waits["counter"][min(end, len(waits) - 1)])[0])
-        if entries["n_waits"][own][0] and end < len(waits) and producer < at:
-            entries["n_waits"][own] += 1
-            return Broken(with_queues(isa, entries=entries), at)
-    raise AssertionError("no list runs on")
-
-
-@on_stream("a wait in no entry's list", "F thresholds decode")
-def _(isa: Isa) -> Broken:
-    waits = isa.streams["decode"].queues.waits
-    return Broken(with_queues(isa, waits=np.append(waits, waits[-1:])), None)
-
-
-@on_stream("a counter more than there are instructions", "F thresholds decode")
-def _(isa: Isa) -> Broken:
-    counts = isa.streams["decode"].queues.local_counts
-    return Broken(with_queues(isa, local_counts=np.append(counts, counts[:1] * 0)), None)
-
-
-@on_stream("a gate more than signals name", "F thresholds decode")
-def _(isa: Isa) -> Broken:
-    counts = isa.streams["decode"].queues.gate_counts
-    return Broken(with_queues(isa, gate_counts=np.append(counts, counts[:1] * 0)), None)
-
-
-@on_stream("a cut inside a tile", "F records decode")
-def _(isa: Isa) -> Broken:
-    """Every unit is in one entry still; two of a tile's rows are another worker's."""
-    entries, rows = entries_of(isa).copy(), rows_of(isa)
-    found = [i for i, row in enumerate(rows) if SPECS[Op(int(row["op"]))].grain == 8]
-    for at in found:
-        own = np.flatnonzero(entries["inst"] == at)
-        if len(own) > 1:
-            order = own[np.argsort(entries["slice"][own])]
-            entries["unit1"][order[0]] += 2
-            entries["unit0"][order[1]] += 2
-            return Broken(with_queues(isa, entries=entries), at)
-    raise AssertionError("no instruction of rows in several slices")

@@ -23,9 +23,17 @@ from k3tool.isa.table import isa_hash
 from k3tool.model.config import K3Config
 from k3tool.verdict import Check
 from stages.cli import run_command
+from tests.faults import plan_mutations, stream_mutations
+from tests.faults.both_mutations import BOTH
+from tests.faults.end_mutations import PLAN_ENDS, STREAM_ENDS
 from tests.faults.mutations import Mutation
-from tests.faults.plan_mutations import PLAN
-from tests.faults.stream_mutations import STREAM
+
+PLAN = [*plan_mutations.PLAN, *PLAN_ENDS, *(Mutation(label, a, make) for label, a, _, make in BOTH)]
+STREAM = [
+    *stream_mutations.STREAM,
+    *STREAM_ENDS,
+    *(Mutation(label, f, make) for label, _, f, make in BOTH),
+]
 
 
 @pytest.fixture(scope="module")
