@@ -1,12 +1,18 @@
 """state.h5: a sequence as it stands in its slot, so that another run goes on as if it never ended.
 
-Schema 1 of kind `state`. Dataset `ids` u4 [n]: all token ids so far, of which the last has been
+Schema 2 of kind `state`. Dataset `ids` u4 [n]: all token ids so far, of which the last has been
 chosen and not been read; per rank `rank-NN/state` u1 [bytes], what the slot holds after the n - 1
 before it (k3tool.runtime.slots says in which order). Inputs: `checkpoint` (identity) and `isa`.
-Params: `tp`, `numerics`, `generated` (tokens chosen so far, by which drawn ones are numbered), and
-`layout`: what the program was compiled for. A state goes on under the same program alone.
+Params: `tp`, `numerics`, `eps`, `states` (digest of what a slot of the plan holds), `generated`
+(tokens chosen so far, by which drawn ones are numbered), and `layout`: what the program was
+compiled for, which a run that goes on takes unless it says otherwise.
+
+A state belongs to its weights, arithmetic, degree, and a plan whose slots hold the same. It does
+not belong to a memory budget, chunk, context, number of workgroups or target: bits do not depend on
+them. Another context than its own is what a conversation that grows needs.
 """
 
+import hashlib
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -16,16 +22,18 @@ from typing import Any
 import numpy as np
 
 from k3tool.artifact import Dataset, InputRef, open_artifact, write_artifact
+from k3tool.canonical import canonical_json
 from k3tool.checkpoint.names import SHARDS_NAME
 from k3tool.errors import ArtifactError, shown
 from k3tool.fields import column, params_of
 from k3tool.isa.stream import Isa
+from k3tool.isa.table import isa_hash
 from k3tool.runtime.engine import SlotState
 from k3tool.runtime.options import RunOptions
 from k3tool.runtime.slots import saved_bytes, state_rows
 from k3tool.targets import DEFAULT_CHUNK, MOST_RANKS
 
-STATE_SCHEMA = 1
+STATE_SCHEMA = 2
 _LAYOUT = ("ctx", "chunk", "batch", "workgroups")  # options of a program that have defaults
 
 
@@ -42,10 +50,12 @@ class SavedState:
 
     def go_on(self, options: RunOptions) -> RunOptions:
         """Return the options of a run that goes on: behind the ids so far, in the same program
-        where the options leave it open.
+        where the options leave it open and it has the positions.
         """
         given = options.isa is not None or options.plan is not None
         layout = {} if given else dict(self.params["layout"])
+        if layout.get("ctx", 0) < len(self.ids) + len(options.ids) + options.gen:
+            layout.pop("ctx", None)
         by_decode = options.prefill == "decode" and layout.get("chunk") == DEFAULT_CHUNK
         if options.memory_bytes is not None or by_decode:
             # What was asked for: a budget leaves less of it, and beside --prefill decode it is no
@@ -73,6 +83,8 @@ def write_state(
     params = {
         "tp": isa.tp,
         "numerics": isa.params["numerics"],
+        "eps": isa.params["eps"],
+        "states": states_digest(isa),
         "generated": n_generated,
         "layout": {name: isa.params[name] for name in _LAYOUT},
     }
@@ -80,6 +92,18 @@ def write_state(
     return write_artifact(
         path, "state", STATE_SCHEMA, datasets, inputs=kept, params=params, target=isa.target
     )
+
+
+def states_digest(isa: Isa) -> str:
+    """Return a digest of what a slot holds: each state's name, type and bytes, in order, under this
+    table of ops. How many slots and positions a program has room for is no part of it.
+    """
+    rows = [
+        [isa.tensors[row.handle].name, isa.tensors[row.handle].dtype, row.position_bytes]
+        + ([] if row.position_bytes else [row.slot_bytes])
+        for row in state_rows(isa)
+    ]
+    return hashlib.sha256(canonical_json([isa_hash(), rows]).encode()).hexdigest()
 
 
 def read_state(path: Path) -> SavedState:
@@ -91,6 +115,8 @@ def read_state(path: Path) -> SavedState:
         n_generated = fields.count("generated")
         if not ids:
             raise ArtifactError(f"{path}: ids", got="none", need="at least one")
+        fields.present("eps")
+        fields.text("states")
         if not isinstance(file.params.get("numerics"), dict):
             raise ArtifactError(f"{path}: numerics", got="none", need="a mode of the arithmetic")
         layout = file.params.get("layout")
@@ -103,7 +129,7 @@ def read_state(path: Path) -> SavedState:
 
 
 def check_state(saved: SavedState, isa: Isa, identity: str) -> None:
-    """Refuse a state of other weights, of another program or arithmetic, or of another size.
+    """Refuse a state of other weights, another arithmetic or degree, or of other slots or size.
 
     `identity` is the checkpoint's. Raises: ArtifactError naming what differs.
     """
@@ -112,7 +138,8 @@ def check_state(saved: SavedState, isa: Isa, identity: str) -> None:
         "checkpoint": (found.get("checkpoint"), identity, "of this model"),
         "tp": (saved.params["tp"], isa.tp, "of this run"),
         "numerics": (saved.params["numerics"], isa.params["numerics"], "of this run"),
-        "isa": (found.get("isa"), isa.digest, "of this program"),
+        "eps": (saved.params["eps"], isa.params["eps"], "of this program"),
+        "states": (saved.params["states"], states_digest(isa), "of this program"),
     }
     for name, (got, need, whose) in own.items():
         if got != need:
@@ -131,9 +158,10 @@ def _saved_under(saved: SavedState, name: str) -> str:
     """Return what a run that goes on needs, where `name` is not what it was."""
     if name == "checkpoint":
         return "the checkpoint that it was saved from"
-    own = {"tp": saved.params["tp"], "numerics": saved.params["numerics"].get("mode")}
-    options = own | {key: n for key, n in saved.params["layout"].items() if key != "batch"}
-    return f"what it was saved under ({', '.join(f'--{k} {v}' for k, v in options.items())})"
+    if name in ("eps", "states"):
+        return "a plan compiled as the one that it was saved under (--eps, --without, this build)"
+    mode = saved.params["numerics"].get("mode")
+    return f"what it was saved under (--tp {saved.params['tp']}, --numerics {mode})"
 
 
 def _short(value: object) -> str:
