@@ -8,11 +8,12 @@ a character (k3tool.text.stream makes characters of them); a control token has n
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import cached_property
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from k3tool.checkpoint.side_files import TOKENIZER_CONFIG, read_side_file, token_names
-from k3tool.errors import ArtifactError, quoted
+from k3tool.errors import ArtifactError, UsageError, quoted
 from k3tool.text.byte_pairs import library_json
 from k3tool.text.definition import TOKENIZER_JSON, read_definition
 from k3tool.text.kept import kept
@@ -35,15 +36,36 @@ class Encoder(Protocol):
         """Encode a text."""
 
 
+class Room(NamedTuple):
+    """How many tokens a text may be; `name` is what is refused where it is more, `limit` says who
+    sets it. To encode a text takes a second for each MB or two: a longer one is refused first.
+    """
+
+    n_tokens: int
+    name: str
+    limit: str
+    hint: str | None = None
+
+    def refused(self, n_characters: int) -> UsageError:
+        """Return the refusal of a text that is longer."""
+        got = f"{n_characters} characters, more than {self.n_tokens} tokens"
+        return UsageError(self.name, got=got, need=f"at most {self.limit}", hint=self.hint)
+
+
 class Tokenizer:
     """The vocabulary of one model. The library that encodes is loaded when a text is."""
 
     def __init__(
         self, tokens: Mapping[int, bytes], control: Mapping[int, str], load: Callable[[], Encoder],
-        source: Path,
+        source: Path, *, keeps_all: bool = True,
     ) -> None:  # fmt: skip
-        """Take bytes by id, control tokens' names by id, and what makes the encoder."""
+        """Take bytes by id, control tokens' names by id, and what makes the encoder.
+
+        `keeps_all` is whether every byte of a text is in its tokens: a definition from elsewhere
+        may drop some.
+        """
         self._tokens, self._control, self._load, self._source = tokens, control, load, source
+        self._keeps_all = keeps_all
         self._ids = {name: token for token, name in control.items()}
         self._byte_ids = {token: number for number, token in tokens.items() if len(token) == 1}
         self._encoder: Encoder | None = None
@@ -71,13 +93,36 @@ class Tokenizer:
         """Return the bytes of tokens, one behind the other, without control tokens."""
         return b"".join(map(self.token_bytes, ids))
 
-    def encode(self, text: str) -> list[int]:
-        """Return the ids of a text. Half of a surrogate pair stands for a byte, as in argv."""
-        return [token for piece in _pieces(text) for token in self._encode_piece(piece)]
+    @cached_property
+    def longest(self) -> int:
+        """Return the bytes of the longest token."""
+        return max(map(len, self._tokens.values()))
 
-    def encode_bytes(self, data: bytes) -> list[int]:
-        """Return the ids of bytes as they are; those that are no UTF-8 are a token each."""
-        return self.encode(data.decode("utf-8", "surrogateescape"))
+    def require_fit(self, n_characters: int, room: Room) -> None:
+        """Refuse a text that is too long however it is encoded. Raises: UsageError."""
+        if self._keeps_all and n_characters > room.n_tokens * self.longest:
+            raise room.refused(n_characters)
+
+    def encode(self, text: str, room: Room | None = None) -> list[int]:
+        """Return the ids of a text. Half of a surrogate pair stands for a byte, as in argv.
+
+        Raises: UsageError for a text that is more tokens than `room`, as soon as that is known.
+        """
+        if room is not None:
+            self.require_fit(len(text), room)
+        ids: list[int] = []
+        for piece in _pieces(text):
+            ids += self._encode_piece(piece)
+            if room is not None and len(ids) > room.n_tokens:
+                raise room.refused(len(text))
+        return ids
+
+    def encode_bytes(self, data: bytes, room: Room | None = None) -> list[int]:
+        """Return the ids of bytes as they are; those that are no UTF-8 are a token each.
+
+        Raises: as `encode`.
+        """
+        return self.encode(data.decode("utf-8", "surrogateescape"), room)
 
     def release(self) -> None:
         """Give back what only encoding needs: of the release's vocabulary some 150 MB.
@@ -136,7 +181,7 @@ def open_tokenizer(folder: Path, n_ids: int, cache: Path) -> Tokenizer:
     path = folder / TOKENIZER_JSON
     definition = read_definition(raw, path)
     control = _control(path, definition.added, n_ids, [*definition.tokens])
-    return Tokenizer(definition.tokens, control, definition.load, path)
+    return Tokenizer(definition.tokens, control, definition.load, path, keeps_all=False)
 
 
 def _from_ranks(folder: Path, n_ids: int, cache: Path) -> Tokenizer:

@@ -3,14 +3,15 @@
 import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from k3tool.errors import ArtifactError
+from k3tool.errors import ArtifactError, UsageError
 from k3tool.text import tokenizer as module
 from k3tool.text.byte_pairs import library_json
 from k3tool.text.rank_file import parse_ranks, write_ranks
-from k3tool.text.tokenizer import Tokenizer, open_tokenizer
+from k3tool.text.tokenizer import Encoder, Room, Tokenizer, open_tokenizer
 from tests.unit.text.vocabulary import N_CONTROL, control_names, grown, write_tokenizer
 
 N_BASE = 700
@@ -268,3 +269,73 @@ def test_the_definition_is_made_once_and_again_when_damaged(
     assert ids() is not None
     assert made[-1] == len(fewer)  # other ranks, another entry
     assert len(list(cache.iterdir())) == 2
+
+
+# -- texts that are too long -------------------------------------------------------------------
+
+
+class Counting:
+    """An encoder that says how much it was given."""
+
+    def __init__(self, inner: Encoder) -> None:
+        self._inner, self.n_characters = inner, 0
+
+    def encode(self, text: str, *, add_special_tokens: bool) -> Any:
+        self.n_characters += len(text)
+        return self._inner.encode(text, add_special_tokens=add_special_tokens)
+
+
+@pytest.fixture
+def counting(tokenizer: Tokenizer) -> Counting:
+    tokenizer.encode("x")
+    assert tokenizer._encoder is not None
+    tokenizer._encoder = found = Counting(tokenizer._encoder)
+    return found
+
+
+def room(n_tokens: int) -> Room:
+    return Room(n_tokens, "--prompt", f"{n_tokens} tokens")
+
+
+def test_a_text_that_fits_in_no_way_is_not_encoded(
+    tokenizer: Tokenizer, counting: Counting
+) -> None:
+    assert tokenizer.longest == max(map(len, TOKENS))
+    with pytest.raises(UsageError, match=r"got \d+ characters, more than 10 tokens, need at most"):
+        tokenizer.encode("a" * (10 * tokenizer.longest + 1), room(10))
+    assert counting.n_characters == 0
+    widest = max(TOKENS, key=len).decode("utf-8", "surrogateescape")
+    assert len(tokenizer.encode(widest, room(1))) == 1  # the control: the bound is not too low
+
+
+def test_a_text_is_encoded_no_further_than_its_room(
+    tokenizer: Tokenizer, counting: Counting
+) -> None:
+    text = "a b" * 300_000
+    n_tokens = len(tokenizer.encode(text))
+    whole, counting.n_characters = counting.n_characters, 0
+    assert tokenizer.encode(text, room(n_tokens)) == tokenizer.encode(text)  # the control
+    counting.n_characters = 0
+    with pytest.raises(UsageError):
+        tokenizer.encode(text, room(n_tokens // 4))
+    assert 0 < counting.n_characters <= whole // 2
+
+
+def test_bytes_count_too(tokenizer: Tokenizer) -> None:
+    data = bytes([0xFF]) * 50
+    assert len(tokenizer.encode_bytes(data, room(50))) == 50
+    with pytest.raises(UsageError):
+        tokenizer.encode_bytes(data, room(49))
+
+
+def test_a_definition_that_may_drop_text_has_no_such_bound(tmp_path: Path) -> None:
+    """What is dropped needs no token: only counting says what fits."""
+    n_ids = write_tokenizer(tmp_path, TOKENS)
+    parsed = json.loads(library_json(TOKENS))
+    parsed["normalizer"] = {"type": "Replace", "pattern": {"String": "z"}, "content": ""}
+    (tmp_path / "tokenizer.json").write_text(json.dumps(parsed))
+    (tmp_path / "tiktoken.model").unlink()
+    made = open_tokenizer(tmp_path, n_ids, tmp_path)
+    assert len(made.encode("z" * 100_000 + "a", room(2))) == 1
+    with pytest.raises(UsageError):
+        made.encode("a b c d e f", room(2))
