@@ -112,7 +112,10 @@ K3_FN uint32_t k3_stream1(const void *p) { return __builtin_nontemporal_load((co
 #define K3_DEVICE_SCOPE 0u
 #define K3_SYSTEM_SCOPE 1u /* other ranks' devices and the host */
 
-/* This wave's stores have reached the L2, its invalidations have been done. vmcnt(0), the other counts at their most. */
+/* This wave's stores have reached the L2, its write-backs and invalidations have been done. vmcnt(0), the other counts at
+ * their most. Spelled behind every fence: before LLVM 23 a wait behind buffer_wbl2 is taken out where no load or store is
+ * under way (llvm-project, pull request 178316), which K3_RETIRE has just seen to; the counter would overtake the write-back.
+ * For the same reason no read-modify-write has an order of its own. */
 K3_FN void k3_drain(void) { __builtin_amdgcn_s_waitcnt(0x0f70); }
 
 /* A barrier behind which every wave's stores have reached the L2. The fence alone lets them be under way: inside a
@@ -140,13 +143,19 @@ K3_FN void k3_acquire(uint32_t scope) {
 }
 K3_FN void k3_pause(void) { __builtin_amdgcn_s_sleep(8); }
 
-/* Writes the L2 back, then adds. */
+/* Writes the L2 back. */
+K3_FN void k3_release(uint32_t scope) {
+    if (scope == K3_SYSTEM_SCOPE) __builtin_amdgcn_fence(__ATOMIC_RELEASE, "");
+    else __builtin_amdgcn_fence(__ATOMIC_RELEASE, "agent");
+    k3_drain();
+}
 K3_FN void k3_add_release(uint32_t *p, uint32_t n) {
-    (void)__hip_atomic_fetch_add(p, n, __ATOMIC_RELEASE, __HIP_MEMORY_SCOPE_AGENT);
+    k3_release(K3_DEVICE_SCOPE);
+    (void)__hip_atomic_fetch_add(p, n, __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_AGENT);
 }
 
 /* Before one or more k3_add_system: what they then announce is visible to other devices. */
-K3_FN void k3_release_system(void) { __builtin_amdgcn_fence(__ATOMIC_RELEASE, ""); }
+K3_FN void k3_release_system(void) { k3_release(K3_SYSTEM_SCOPE); }
 K3_FN void k3_add_system(uint32_t *p, uint32_t n) {
     (void)__hip_atomic_fetch_add(p, n, __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_SYSTEM);
 }
@@ -158,15 +167,21 @@ K3_FN uint32_t k3_take(uint32_t *cursor) {
 
 /* Both directions: who counts last sees what all others did. */
 K3_FN uint32_t k3_count_out(uint32_t *p) {
-    return __hip_atomic_fetch_add(p, 1u, __ATOMIC_ACQ_REL, __HIP_MEMORY_SCOPE_AGENT);
+    k3_release(K3_DEVICE_SCOPE);
+    const uint32_t n = __hip_atomic_fetch_add(p, 1u, __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_AGENT);
+    k3_acquire(K3_DEVICE_SCOPE);
+    return n;
 }
 
 /* Whether *p was 0 and now is v. */
 K3_FN int k3_swap_zero(uint32_t *p, uint32_t v, uint32_t scope) {
     uint32_t none = 0u;
+    k3_release(scope);
     if (scope == K3_SYSTEM_SCOPE)
-        return __hip_atomic_compare_exchange_strong(p, &none, v, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE, __HIP_MEMORY_SCOPE_SYSTEM);
-    return __hip_atomic_compare_exchange_strong(p, &none, v, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE, __HIP_MEMORY_SCOPE_AGENT);
+        __hip_atomic_compare_exchange_strong(p, &none, v, __ATOMIC_RELAXED, __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_SYSTEM);
+    else __hip_atomic_compare_exchange_strong(p, &none, v, __ATOMIC_RELAXED, __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_AGENT);
+    k3_acquire(scope);
+    return none == 0u;
 }
 
 K3_FN void k3_add64(uint64_t *p, uint64_t v) {

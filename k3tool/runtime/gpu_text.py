@@ -1,6 +1,7 @@
 """Read compiled GPU text for arithmetic that the contract forbids (numerics, rules 1 and 7).
 
 The model would not notice a wrong compiler flag: results stay plausible. So the text is the test.
+It is read too for what orders memory and cannot be seen to be missing: waits for caches.
 Each function returns findings, one sentence each, and none when the text is clean. It does not know
 which ops were compiled, and it cannot see what a GPU does with a clean instruction.
 """
@@ -79,6 +80,11 @@ _GCN_FORBIDDEN = re.compile(
 # The correctly rounded division: its chain runs with subnormals on, between two mode switches.
 _DIVISION_CHAIN = ["v_fma", "v_fmac", "v_mul", "v_fma", "v_fmac", "v_fma"]
 _MODE_SWITCH = re.compile(r"s_setreg_imm32_b32 hwreg\(HW_REG_MODE, 4, 2\), (\d)")
+_CACHE = re.compile(r"\s+buffer_(?:wbl2|inv)\b")
+_CACHE_WAIT = re.compile(r"\s+s_waitcnt\b.*vmcnt\(0\)")
+_BEHIND = re.compile(r"\s+(?:buffer|global|flat|scratch|ds|s_barrier|s_endpgm|s_setpc|s_swappc)")
+_BRANCH = re.compile(r"\s+s_(c?)branch\w*\s+(\S+)")
+_LABEL = re.compile(r"([.\w$]+):")
 _KERNEL_MODE = re.compile(r"\.amdhsa_float_(denorm|round)_mode_32 (\d)")
 
 
@@ -101,7 +107,7 @@ def gcn_findings(text: str) -> list[str]:
     roots = count["v_rsq_f32"] + count["v_sqrt_f32"]
     if roots > count["v_cmp_class_f32"]:
         found.append(f"GCN: {roots} square roots, {count['v_cmp_class_f32']} finished")
-    return _unique(found + _mode_findings(text))
+    return _unique(found + _mode_findings(text) + _cache_findings(text))
 
 
 def _gcn_instructions(text: str) -> Iterator[tuple[int, str]]:
@@ -131,6 +137,38 @@ def _mode_findings(text: str) -> list[str]:
     if chain is not None:
         found.append("GCN: subnormals stay on after a division")
     return found
+
+
+def _cache_findings(text: str) -> list[str]:
+    """A write-back or an invalidation is under way until it is waited for.
+
+    What comes behind it overtakes it: a counter its data. Clang before 23 leaves the wait out.
+    """
+    lines = [line.partition(";")[0] for line in text.splitlines()]
+    labels = {match.group(1): at for at, line in enumerate(lines) if (match := _LABEL.match(line))}
+    return [
+        f"GCN line {at + 1}: {line.strip()}, then {behind}: nothing waits for it"
+        for at, line in enumerate(lines)
+        if _CACHE.match(line) and (behind := _overtakes(lines, labels, at + 1))
+    ]
+
+
+def _overtakes(lines: list[str], labels: dict[str, int], start: int) -> str:
+    """Return what some way from a line on comes to before a wait for all of memory's answers."""
+    ways, seen = [start], set[int]()
+    while ways:
+        at = ways.pop()
+        if at in seen or at >= len(lines) or _CACHE_WAIT.match(lines[at]):
+            continue
+        seen.add(at)
+        if _BEHIND.match(lines[at]) and not _CACHE.match(lines[at]):
+            return lines[at].split()[0]
+        branch = _BRANCH.match(lines[at])
+        if branch and branch.group(2) in labels:
+            ways.append(labels[branch.group(2)])
+        if branch is None or branch.group(1):
+            ways.append(at + 1)
+    return ""
 
 
 # ---- LLVM IR ------------------------------------------------------------------------------------

@@ -324,6 +324,16 @@ HIP_MISTAKES = {
     "fast reciprocal": ("z[i] = __builtin_amdgcn_rcpf(x[i]);", None, "reciprocal outside"),
     "rsqrt": ("z[i] = __builtin_amdgcn_rsqf(x[i]);", None, "approximate"),
     "binary64": ("z[i] = (float)(x[i] * 0.1);", None, "not binary32"),
+    "a write-back that nothing waits for": (
+        'asm volatile("buffer_wbl2 sc1" ::: "memory"); z[i] = x[i];',
+        None,
+        "buffer_wbl2 sc1, then global_",
+    ),
+    "an invalidation that one way does not wait for": (
+        'asm volatile("buffer_inv sc1" ::: "memory"); if (x[0] > 0.0f) k3_drain(); z[i] = x[i];',
+        None,
+        "buffer_inv sc1, then global_",
+    ),
     "hidden fma": ("z[i] = __builtin_fmaf(x[i], y[i], z[i]);", None, "does not write"),
 }
 

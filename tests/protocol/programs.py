@@ -2,6 +2,7 @@
 
 A builder writes the steps of kernels_common/simt_interp.h, function by function: `wait` is k3_wait,
 `publish` k3_publish, `rearm` k3_rearm. A mistake is the name of one change to that text.
+test_source.py and test_words.py hold that text, and what it is compiled to, to these steps.
 """
 
 from __future__ import annotations
