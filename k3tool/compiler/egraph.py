@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 from egglog.bindings import EGraph as Engine
 
-from k3tool.compiler.rules import Rule, Term
+from k3tool.compiler.patterns import Rule, Term
 from k3tool.errors import K3Error
 from k3tool.isa.table import Op
 from k3tool.model.nodes import Graph, Leaf, Node

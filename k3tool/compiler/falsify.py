@@ -13,7 +13,7 @@ from typing import Any, Literal, NamedTuple
 
 import z3
 
-from k3tool.compiler.rules import Rule, Term
+from k3tool.compiler.patterns import Rule, Term
 from k3tool.compiler.semantics import MEANINGS, UPDATES
 from k3tool.compiler.semantics.algebra import Algebra, Number, Vec
 from k3tool.compiler.statements import Sizes, sizes

@@ -14,9 +14,10 @@ from typing import Any
 from k3tool.compiler.dag import PACKINGS
 from k3tool.compiler.handles import state_tensor
 from k3tool.compiler.order import Ordering
+from k3tool.compiler.patterns import Term
 from k3tool.compiler.plan import NUMERICS_VERSION, Tensor
 from k3tool.compiler.record_checks import handles_of, results_of
-from k3tool.compiler.rules import RULES, Term
+from k3tool.compiler.rules import RULES
 from k3tool.errors import K3Error, shown
 from k3tool.isa.columns import spec_of
 from k3tool.isa.disasm import param_text

@@ -19,7 +19,8 @@ from typing import Any
 
 from k3tool.atomic import atomic_path
 from k3tool.compiler import agreement
-from k3tool.compiler.rules import RULES, Rule
+from k3tool.compiler.patterns import Rule
+from k3tool.compiler.rules import RULES
 from k3tool.compiler.semantics import MEANINGS
 from k3tool.compiler.statements import PROOFS, STATEMENTS, statements_file, theorem_name
 from k3tool.compiler.theorems import (

@@ -15,7 +15,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
-from k3tool.compiler.rules import RULES, Rule, Term
+from k3tool.compiler.patterns import Rule, Term
+from k3tool.compiler.rules import RULES
 from k3tool.isa.op_spec import Operand
 from k3tool.isa.table import READS_STATE, SPECS, Op
 from k3tool.model.operators import SIZES, attr_names, input_operands

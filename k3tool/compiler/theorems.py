@@ -15,8 +15,9 @@ from typing import Any
 
 from k3tool.compiler.dag import PACKINGS
 from k3tool.compiler.extract import inner_name
+from k3tool.compiler.patterns import Rule, Term
 from k3tool.compiler.plan import Fired, Phase, Plan
-from k3tool.compiler.rules import RULES, Rule, Term
+from k3tool.compiler.rules import RULES
 from k3tool.compiler.statements import PROOFS, STATEMENTS, statement, theorem_name
 from k3tool.errors import ArtifactError
 from k3tool.isa.table import SPECS, Op

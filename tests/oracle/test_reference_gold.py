@@ -9,7 +9,8 @@ import pytest
 from k3tool.checkpoint.reader import Checkpoint
 from k3tool.compiler.egraph import saturate
 from k3tool.compiler.extract import extract
-from k3tool.compiler.rules import FUSIONS, RULES, Rule
+from k3tool.compiler.patterns import Rule
+from k3tool.compiler.rules import FUSIONS, RULES
 from k3tool.isa.table import Op
 from k3tool.model.config import K3Config
 from k3tool.model.graph import build_graph

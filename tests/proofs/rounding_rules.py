@@ -4,7 +4,7 @@ Each pair is (what is wrong, the same where nothing rounds): the first must be r
 theorem, the second is right, so it is the rounding that refutes the first.
 """
 
-from k3tool.compiler.rules import Rule, make_rule
+from k3tool.compiler.patterns import Rule, make_rule
 
 _CASES = {
     "reassociates-across-a-rounding": (

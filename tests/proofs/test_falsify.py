@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from k3tool.compiler.rules import RULES, Rule
+from k3tool.compiler.patterns import Rule
+from k3tool.compiler.rules import RULES
 from k3tool.compiler.semantics import MEANINGS
 from k3tool.compiler.semantics.algebra import Algebra
 from k3tool.compiler.theorems import read_stamp, require_theorems

@@ -10,8 +10,9 @@ import pytest
 
 from k3tool.compiler import prove, statements, theorems
 from k3tool.compiler.compile import compile_plan
+from k3tool.compiler.patterns import make_rule
 from k3tool.compiler.plan import Plan
-from k3tool.compiler.rules import RULES, make_rule, rules_without
+from k3tool.compiler.rules import RULES, rules_without
 from k3tool.compiler.statements import PROOFS, STATEMENTS, sizes, statement, statements_file
 from k3tool.compiler.theorems import prove_fired, read_stamp, require_theorems, theorem_hash
 from k3tool.errors import ArtifactError, UnsoundError

@@ -1,6 +1,6 @@
 """Rules that somebody could write and that are wrong, each with what it gets wrong."""
 
-from k3tool.compiler.rules import Rule, make_rule
+from k3tool.compiler.patterns import Rule, make_rule
 
 _SITU = ":beta beta :linear_beta linear"
 _UP = "(SOFTCAP up :beta linear)"

@@ -4,7 +4,8 @@ from collections import Counter
 from collections.abc import Sequence
 
 from k3tool.compiler.egraph import saturate
-from k3tool.compiler.rules import RULES, Rule
+from k3tool.compiler.patterns import Rule
+from k3tool.compiler.rules import RULES
 from k3tool.isa.table import Op
 from k3tool.model.nodes import Graph, Leaf, StateLeaf, WeightLeaf
 from k3tool.model.operators import f32_bits

@@ -16,9 +16,10 @@ from k3tool.compiler.compile import compile_plan
 from k3tool.compiler.dag import packet_dag
 from k3tool.compiler.egraph import Form, saturate
 from k3tool.compiler.extract import DEFAULT_COSTS, Extracted, extract
+from k3tool.compiler.patterns import Rule, make_rule
 from k3tool.compiler.plan import save_plan
 from k3tool.compiler.prices import FREE, Price, Prices
-from k3tool.compiler.rules import FUSIONS, RULES, Rule, make_rule
+from k3tool.compiler.rules import FUSIONS, RULES
 from k3tool.errors import K3Error
 from k3tool.isa.table import Op
 from k3tool.model.config import K3Config

@@ -9,15 +9,8 @@ from k3tool.compiler.compile import compile_plan
 from k3tool.compiler.dag import PACKINGS
 from k3tool.compiler.egraph import saturate
 from k3tool.compiler.extract import extract
-from k3tool.compiler.rules import (
-    FUSIONS,
-    RULE_NAMES,
-    RULES,
-    Term,
-    make_rule,
-    parse_term,
-    rules_without,
-)
+from k3tool.compiler.patterns import Term, make_rule, parse_term
+from k3tool.compiler.rules import FUSIONS, RULE_NAMES, RULES, rules_without
 from k3tool.errors import K3Error, UsageError
 from k3tool.isa.table import SPECS, Op
 from k3tool.model.config import K3Config
