@@ -23,6 +23,12 @@ def count_text(number: int, noun: str) -> str:
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
+def number_text(value: float, digits: int = 3) -> str:
+    """Return a number of so many digits; up to millions without an exponent, which reads badly."""
+    is_plain = 10**digits <= abs(value) < 1e7
+    return f"{value:.0f}" if is_plain else f"{value:.{digits}g}"
+
+
 def ranges_text(numbers: Sequence[int]) -> str:
     """Return sorted numbers as ranges: 1-2,4-6,8."""
     parts: list[list[int]] = []

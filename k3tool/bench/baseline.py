@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from k3tool.bench.shapes import ROW, Rows, fault
 from k3tool.checkpoint.regular_file import read_regular
 from k3tool.errors import ArtifactError, quoted
-from k3tool.tables import Column, Table
+from k3tool.tables import Column, Table, number_text
 
 _SAME = ("bench", "machine", "settings")
 _MEASURED = {"measured": Rows(ROW)}
@@ -103,7 +103,7 @@ def change_lines(changes: Sequence[Change]) -> list[str]:
     columns = [Column("against the baseline", "left"), Column("before"), Column("now"),
                Column("now / before"), Column("spreads", "left")]  # fmt: skip
     rows = [
-        (c.name, f"{c.before:.3g}", f"{c.now:.3g}", f"{c.ratio:.3f}",
+        (c.name, number_text(c.before), number_text(c.now), f"{c.ratio:.3f}",
          "apart" if c.is_apart else "overlap")
         for c in changes
     ]  # fmt: skip

@@ -22,7 +22,7 @@ from k3tool.bench.frame import BenchReport, Limit, machine_line, spread
 from k3tool.bench.io import largest_file, measure_io
 from k3tool.bench.memory_watch import MemoryWatch
 from k3tool.bench.page_cache import cached_bytes, evict
-from k3tool.errors import K3Error
+from k3tool.errors import K3Error, UsageError
 from k3tool.isa.table import LOAD_BLOCK_BYTES
 from k3tool.runtime.budget import FETCH_QUEUES, LOAD_QUEUES
 from k3tool.runtime.foresee import ends, model_of
@@ -81,8 +81,19 @@ class Found:
 
 
 def bench_budgets(asked: Asked) -> BenchReport:
-    """Run them all. Raises: K3Error where a run fails; what the runs themselves refuse."""
+    """Run them all.
+
+    Raises: UsageError for a model that any budget holds; K3Error where a run fails; what the runs
+    themselves refuse.
+    """
     least, full = ends(asked.source, asked.tp)
+    total = sum(file.stat().st_size for file in _weight_files(asked))
+    if total <= least:
+        raise UsageError(
+            str(asked.source), got=f"weights of {bytes_text(total)}", need=f"more than the least "
+            f"budget of a run, {bytes_text(least)}: what any budget holds proves nothing",
+            hint="k3tool sample CKPT --preset mid",
+        )  # fmt: skip
     config, _ = model_of(asked.source, asked.tp)
     kept = (len(asked.ids) + asked.gen - 1) * config.vocab_size * 4  # the logits
     factor = (full / least) ** (1 / max(1, asked.count - 1))
@@ -184,7 +195,7 @@ def report(asked: Asked, resident: Found, control: Found, rows: Sequence[Found])
         Limit("control: the mapped model's peak over the least budget",
               resident.peak_bytes / least, at_least=1.0),
         Limit("control: another prompt gives the same hash",
-              control.digest == resident.digest, at_most=0),
+              int(control.digest == resident.digest), at_most=0),
     ]  # fmt: skip
     if shares:
         name = "least median share of the device's rate, of a budget's runs"

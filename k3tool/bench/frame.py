@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from k3tool.bench.baseline import cpu_model
-from k3tool.tables import Column, Table
+from k3tool.tables import Column, Table, number_text
 
 
 class Spread(NamedTuple):
@@ -26,7 +26,8 @@ class Spread(NamedTuple):
 
     def text(self, digits: int = 3) -> str:
         """Return the median and, in brackets, the ends."""
-        return f"{self.median:.{digits}g} [{self.least:.{digits}g} .. {self.most:.{digits}g}]"
+        median, least, most = (number_text(value, digits) for value in self[:3])
+        return f"{median} [{least} .. {most}]"
 
 
 def spread(values: Sequence[float]) -> Spread:
@@ -88,7 +89,7 @@ class Limit:
     def text(self) -> str:
         """Return it in one line."""
         held = "held" if self.is_held else "MISSED"
-        return f"{held}: {self.name} {self.value:.3g}, {self.bound}"
+        return f"{held}: {self.name} {number_text(self.value)}, {self.bound}"
 
     def as_dict(self) -> dict[str, Any]:
         """Return plain values; the bound that it does not have is None."""
@@ -120,8 +121,7 @@ class BenchReport:
             [Column("measured", "left"), Column("median"), Column("least"), Column("most"),
              Column("n"), Column("unit", "left")],
             [
-                (name, f"{s.median:.3g}", f"{s.least:.3g}", f"{s.most:.3g}", str(s.n), unit)
-                for name, s, unit in self.rows
+                (name, *map(number_text, s[:3]), str(s.n), unit) for name, s, unit in self.rows
             ],
         )  # fmt: skip
         limits = [limit.text() for limit in self.limits]

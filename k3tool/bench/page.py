@@ -21,17 +21,25 @@ h1 { font-size: 1.5rem; } h2 { font-size: 1.2rem; margin-top: 2.5rem;
   border-top: 1px solid var(--grid); padding-top: 1rem; }
 h3 { font-size: 1rem; margin-bottom: 0.3rem; }
 p, li { max-width: 52rem; } .dim { color: var(--dim); } .none { font-weight: 600; }
-figure { margin: 1rem 0; } figure svg { width: 100%; height: auto; color: var(--ink); }
+figure { margin: 1rem 0; } figure svg { width: 100%; height: auto; color: var(--ink);
+  min-width: 46rem; }
 figcaption { color: var(--dim); font-size: 0.9rem; max-width: 52rem; }
-.wide { overflow-x: auto; } table { border-collapse: collapse; font-size: 0.9rem; }
+.wide { overflow-x: auto; } table { border-collapse: collapse; font-size: 0.9rem;
+  margin-bottom: 1rem; }
 th, td { padding: 0.15rem 0.7rem; text-align: right; border-bottom: 1px solid var(--grid);
   font-variant-numeric: tabular-nums; white-space: nowrap; }
-th:first-child, td:first-child { text-align: left; padding-left: 0; }
+th:first-child, td:first-child { padding-left: 0; } th.text, td.text { text-align: left; }
+@media (max-width: 40rem) { th.text, td.text { white-space: normal; min-width: 7rem; } }
+details { margin: 0.3rem 0 1.5rem; } summary { cursor: pointer; color: var(--dim); }
 code { background: var(--box); padding: 0.1rem 0.3rem; border-radius: 3px; }
+@page { margin: 15mm; }
 @media print { :root { color-scheme: light; --paper: #ffffff; --ink: #000000; --dim: #444444;
-  --grid: #cccccc; --box: #f2f2f2; } figure, table { break-inside: avoid; }
-  h2, h3 { break-after: avoid; } figure svg { max-height: 11cm; }
-  body { max-width: none; margin: 0; padding: 0; } }
+  --grid: #cccccc; --box: #f2f2f2; } figure, tr { break-inside: avoid; }
+  h2, h3 { break-after: avoid; } figure svg { max-height: 11cm; min-width: 0; }
+  .wide { overflow: visible; } th, td { white-space: normal; }
+  details:not([open]) { display: none; }
+  body { max-width: none; margin: 0; padding: 0; font-size: 10.5pt; }
+  svg, td, th { print-color-adjust: exact; -webkit-print-color-adjust: exact; } }
 """
 
 
@@ -46,9 +54,10 @@ def page(title: str, sections: Sequence[tuple[str, Iterable[str]]]) -> str:
     return "\n".join([*parts, "</body>", "</html>", ""])
 
 
-def words(text: str, kind: str = "") -> str:
-    """Return a paragraph."""
-    return f"<p{_class(kind)}>{escape(text)}</p>"
+def words(*lines: str, kind: str = "") -> str:
+    """Return a paragraph of some lines."""
+    text = "<br/>\n".join(escape(line) for line in lines)
+    return f"<p{_class(kind)}>{text}</p>"
 
 
 def heading(text: str) -> str:
@@ -67,18 +76,38 @@ def not_measured(what: str, command: str) -> str:
 def picture(svg: str, label: str, caption: str) -> str:
     """Return a picture with what it shows, said for those who do not see it too."""
     named = svg.replace("<svg ", f'<svg role="img" aria-label="{escape(label)}" ', 1)
-    return f"<figure>\n{named}\n<figcaption>{escape(caption)}</figcaption>\n</figure>"
+    drawing = _wide(f"{named}\n", label)
+    return f"<figure>\n{drawing}<figcaption>{escape(caption)}</figcaption>\n</figure>"
 
 
-def table(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Return a table; the first column is text, the others numbers."""
-    head = "".join(f"<th>{escape(title)}</th>" for title in titles)
-    body = "".join(
-        f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in row)}</tr>\n" for row in rows
+def numbers(titles: Sequence[str], rows: Sequence[Sequence[str]], *, n_text: int = 1) -> str:
+    """Return a picture's numbers as a table that opens: for who does not see it, and to copy."""
+    inside = table(titles, rows, n_text=n_text)
+    return f"<details><summary>these numbers as a table</summary>\n{inside}\n</details>"
+
+
+def table(titles: Sequence[str], rows: Sequence[Sequence[str]], *, n_text: int = 1) -> str:
+    """Return a table; the first `n_text` columns are text, and what is called a unit; others are
+    numbers.
+    """
+    kinds = [_class("text" if at < n_text or t == "unit" else "") for at, t in enumerate(titles)]
+    head = "".join(
+        f'<th scope="col"{kind}>{escape(title)}</th>'
+        for kind, title in zip(kinds, titles, strict=True)
     )
+    body = ""
+    for row in rows:
+        cells = zip(kinds, row, strict=True)
+        body += f"<tr>{''.join(f'<td{kind}>{escape(cell)}</td>' for kind, cell in cells)}</tr>\n"
+    inside = f"<table><thead><tr>{head}</tr></thead>\n<tbody>\n{body}</tbody></table>"
+    return _wide(inside, f"table: {', '.join(titles)}")
+
+
+def _wide(inside: str, label: str) -> str:
+    """Return what scrolls by itself where the screen is narrow, by keys too."""
     return (
-        f'<div class="wide"><table><thead><tr>{head}</tr></thead>\n'
-        f"<tbody>\n{body}</tbody></table></div>"
+        f'<div class="wide" tabindex="0" role="region" aria-label="{escape(label)}">'
+        f"{inside}</div>\n"
     )
 
 

@@ -8,6 +8,7 @@ the page sets (`INK`, `GRID`), data in mid tones that do on both.
 import importlib
 import io
 import re
+import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -18,15 +19,22 @@ from k3tool.errors import TargetError, install_extra
 
 Array = npt.NDArray[Any]
 Figure = Any
-INK, GRID = "#010203", "#040506"  # found again in the SVG's text
-_IN_PAGE = {INK: "currentColor", GRID: "var(--grid)"}
+INK, GRID, PAPER = "#010203", "#040506", "#070809"  # found again in the SVG's text
+_IN_PAGE = {INK: "currentColor", GRID: "var(--grid)", PAPER: "var(--paper)"}
+# Of those that stand out from both papers (2.3 times their luminance, as WCAG counts it), ten that
+# lie far apart for who sees all colours and for who lacks one of the three receptors. Wrong if
+# chosen by eye: red, green and brown of one lightness are one colour to one man in twelve.
 COLOURS = (
-    "#4477aa", "#ee6677", "#228833", "#c79c2a", "#55aacc", "#aa3377", "#dd7f3d", "#8877cc",
-    "#2fa39a", "#99753d",
+    "#0265f8", "#d79b1a", "#a20547", "#25c185", "#0a9aff", "#ca2005", "#08558e", "#d80bbf",
+    "#c25d4a", "#4313f5",
 )  # fmt: skip
-OTHER, IDLE, HANDOFF = "#8f979f", "#c4c9ce", "#6b7178"
+OTHER, IDLE, HANDOFF = "#8f979f", "#c4c9ce", "#5b6168"
 WIDTH = 10.0  # inches
 MOST_NAMED = len(COLOURS)
+MOST_LETTERS = 110  # of a title above a picture
+MOST_OP = 24  # letters of an op's name: those of the table are shorter
+LEAST_LABEL = 0.04  # of a bar: less has no room for its percentage
+LETTER = 0.0095  # of a bar: what a letter of an op's name takes
 
 
 def require_matplotlib() -> None:
@@ -64,6 +72,25 @@ def style(axes: Any, x: str, y: str, *, grid: str = "x") -> None:
         axes.grid(True, axis=grid, color=GRID, linewidth=0.7)
 
 
+def label_text(text: str, most: int = MOST_LETTERS) -> str:
+    """Return a text that came from a file as one line to draw, cut where it is too long.
+
+    Between two dollars matplotlib reads formulas, and refuses what is none.
+    """
+    line = "".join(letter if letter.isprintable() else "?" for letter in text)
+    if len(line) > most:
+        line = f"{line[: most - 1]}…"
+    return line.replace("$", r"\$")
+
+
+def ink_on(colour: str) -> str:
+    """Return the ink that text on a colour is read best in: black or white."""
+    parts = [int(colour[at : at + 2], 16) / 255 for at in (1, 3, 5)]
+    linear = [x / 12.92 if x <= 0.04045 else ((x + 0.055) / 1.055) ** 2.4 for x in parts]
+    luminance = sum(w * x for w, x in zip((0.2126, 0.7152, 0.0722), linear, strict=True))
+    return "#000000" if (luminance + 0.05) ** 2 > 1.05 * 0.05 else "#ffffff"
+
+
 def legend(target: Any, handles: Sequence[Any], names: Sequence[str], **where: Any) -> None:
     """Draw a legend in the page's ink."""
     found = target.legend(handles, names, frameon=False, labelcolor=INK, fontsize=9, **where)
@@ -76,7 +103,12 @@ def svg_text(figure: Figure, name: str) -> str:
 
     out = io.StringIO()
     nothing = dict.fromkeys(("Date", "Creator", "Format", "Type"))
-    with matplotlib.rc_context({"svg.hashsalt": name, "svg.fonttype": "path"}):
+    with (
+        matplotlib.rc_context({"svg.hashsalt": name, "svg.fonttype": "path"}),
+        warnings.catch_warnings(),
+    ):
+        # A letter that the font lacks is drawn as a box; the page names it in letters of its own.
+        warnings.filterwarnings("ignore", message="Glyph")
         figure.savefig(out, format="svg", transparent=True, metadata=nothing)
     text = out.getvalue()
     text = text[text.index("<svg") :]
@@ -111,7 +143,8 @@ def op_legend(figure: Any, colours: Mapping[str, str], ops: Sequence[str], gaps:
     rest = {"other ops": OTHER} if len(named) < len(set(ops)) else {}
     rest |= {"hand-offs": HANDOFF, "idle": IDLE} if gaps else {}
     handles = [patch(colour) for colour in (*map(colours.__getitem__, named), *rest.values())]
-    legend(figure, handles, [*named, *rest], loc="outside lower center", ncols=5)
+    names = [label_text(op, MOST_OP) for op in named]
+    legend(figure, handles, [*names, *rest], loc="outside lower center", ncols=5)
 
 
 def log_axis(axis: Any) -> None:
@@ -138,7 +171,7 @@ def anatomy_picture(
         _bar(axes, step, colours)
         style(axes, "", "", grid="x")
         axes.set_yticks([])
-        axes.set_title(label, color=INK, fontsize=10, loc="left")
+        axes.set_title(label_text(label), color=INK, fontsize=10, loc="left")
         axes.set_xlim(0, step["wall"] * 1e3)
     rows[-1, 0].set_xlabel("ms of the step (time of all workers over their number)", color=INK)
     ops = [op["op"] for step in steps.values() for op in step["ops"]]
@@ -150,15 +183,19 @@ def _bar(axes: Any, step: Mapping[str, Any], colours: Mapping[str, str]) -> None
     left, scale = 0.0, 1e3 / step["n_workers"]
     ops = sorted(step["ops"], key=lambda op: (list(colours).index(op["op"]),))
     others = sum(op["seconds"] for op in ops if colours[op["op"]] == OTHER)
-    parts = [(op["seconds"], colours[op["op"]]) for op in ops if colours[op["op"]] != OTHER]
-    parts += [(others, OTHER), (step["handoff"], HANDOFF), (step["idle"], IDLE)]
+    named = [op for op in ops if colours[op["op"]] != OTHER]
+    parts = [(label_text(op["op"], MOST_OP), op["seconds"], colours[op["op"]]) for op in named]
+    parts += [("other ops", others, OTHER), ("hand-offs", step["handoff"], HANDOFF),
+              ("idle", step["idle"], IDLE)]  # fmt: skip
     whole = step["wall"] * step["n_workers"]
-    for seconds, colour in parts:
-        width = seconds * scale
-        axes.barh(0, width, left=left, color=colour, height=0.8, linewidth=0)
-        if seconds / whole > 0.04:
-            axes.text(left + width / 2, 0, f"{seconds / whole:.0%}", ha="center", va="center",
-                      color="#ffffff" if colour != IDLE else "#222222", fontsize=9)  # fmt: skip
+    for name, seconds, colour in parts:
+        width, share = seconds * scale, seconds / whole
+        axes.barh(0, width, left=left, color=colour, height=0.8, linewidth=0.8, edgecolor=PAPER)
+        if share > LEAST_LABEL:
+            has_room = share > LETTER * len(name)
+            text = f"{name}\n{share:.0%}" if has_room else f"{share:.0%}"
+            axes.text(left + width / 2, 0, text, ha="center", va="center", color=ink_on(colour),
+                      fontsize=8.5)  # fmt: skip
         left += width
 
 
@@ -177,7 +214,7 @@ def roofline_picture(
     figure, axes = new_figure(5.4)
     xs = [x for _, x, _, _ in points]
     low, high = min([*xs, peak / bandwidth]) / 4, max([*xs, peak / bandwidth]) * 8
-    roof = np.geomspace(low, high, 200)
+    roof = np.array([low, peak / bandwidth, high])
     axes.plot(roof, np.minimum(roof * bandwidth, peak) / scale, color=INK, linewidth=1.4)
     for op, x, y, share in points:
         size = 4 + 12 * share**0.5
@@ -186,13 +223,12 @@ def roofline_picture(
     axes.set_yscale("log")
     log_axis(axes.xaxis)
     log_axis(axes.yaxis)
-    style(axes, "operations a byte", unit, grid="both")
+    style(axes, "operations a byte (log)", f"{unit} (log)", grid="both")
     axes.set_xlim(low, high)
     bottom, top = axes.get_ylim()
     axes.set_ylim(bottom, max(top, 1.6 * peak / scale))
-    axes.text(high / 1.1, peak / scale * 1.08, f"{peak / scale:.4g} {unit}", color=INK, ha="right",
-              va="bottom", fontsize=9)  # fmt: skip
-    axes.set_title(f"slope: {bandwidth / 1e9:.4g} GB/s", color=INK, fontsize=10, loc="left")
+    roofs = f"roof: {bandwidth / 1e9:.4g} GB/s (slope), {peak / scale:.4g} {unit} (level)"
+    axes.set_title(roofs, color=INK, fontsize=10, loc="left")
     _name_points(axes, [(op, x, y / scale, share) for op, x, y, share in points], colours)
     return svg_text(figure, name)
 
@@ -212,7 +248,7 @@ def _name_points(
     ends = [min(1.0 - index * step, value + lift) for index, value in enumerate(at)]
     for (op, x, y, share), end in zip(by_height, ends, strict=True):
         axes.annotate(
-            f"{op}  {share:.1%}", xy=(x, y), xytext=(1.04, end),
+            f"{label_text(op, MOST_OP)}  {share:.1%}", xy=(x, y), xytext=(1.04, end),
             textcoords="axes fraction", color=INK, fontsize=8.5, va="center", annotation_clip=False,
             arrowprops={"arrowstyle": "-", "color": colours[op], "linewidth": 0.8, "alpha": 0.8,
                         "relpos": (0, 0.5), "shrinkA": 2, "shrinkB": 3},

@@ -32,7 +32,7 @@ def timeline_picture(name: str, trace: Mapping[str, Any], colours: Mapping[str, 
 
     `trace` is what timeline.chrome_trace makes; times in us.
     """
-    slices = [event for event in trace["traceEvents"] if event["ph"] == "X"]
+    slices = [event for event in trace["traceEvents"] if event.get("ph") == "X"]
     about = trace["otherData"]
     workers, length = int(about["workers"]), float(about["step_us"])
     figure, rows = new_figure(1.9 + 2 * min(0.45 * workers, 3.0), nrows=2)
@@ -152,7 +152,7 @@ def dial_picture(
         _measured_dial(axes, measured, resident)
     else:
         _predicted_dial(axes, predicted)
-    style(axes, "memory of driver and ranks, GB", axes.get_ylabel(), grid="both")
+    style(axes, "memory of driver and ranks, GB (log)", axes.get_ylabel(), grid="both")
     axes.set_ylim(bottom=0)
     handles, names = axes.get_legend_handles_labels()
     legend(axes, handles, names, loc="upper right")

@@ -10,7 +10,17 @@ from typing import Any
 
 from k3tool.atomic import atomic_path
 from k3tool.bench import page
+from k3tool.bench.devices import MEASURED
 from k3tool.bench.gathered import Gathered, gather
+from k3tool.bench.picture_numbers import (
+    anatomy_numbers,
+    chain_numbers,
+    expert_numbers,
+    measured_dial_numbers,
+    predicted_dial_numbers,
+    roofline_numbers,
+    timeline_numbers,
+)
 from k3tool.bench.pictures import anatomy_picture, op_colours, require_matplotlib, roofline_picture
 from k3tool.bench.pictures_of_programs import (
     chain_picture,
@@ -20,8 +30,10 @@ from k3tool.bench.pictures_of_programs import (
 )
 from k3tool.errors import ArtifactError
 from k3tool.runtime.expert_trace import ExpertTrace
+from k3tool.tables import number_text
 
 TITLE = "k3tool: where the time goes"
+FLOORS = ("bytes", "operations", "hand-offs")
 Colours = Mapping[str, str]  # of ops, the same in all pictures
 Section = tuple[str, list[str]]
 
@@ -71,19 +83,33 @@ def _tables(found: Gathered) -> Iterator[str]:
             continue
         some = True
         yield page.heading(f"bench {one['bench']} ({file})")
-        yield from (page.words(line, "dim") for line in one["definition"])
+        yield page.words(*one["definition"], kind="dim")
         cells = [
             (row["name"], _number(row["median"]), _number(row["least"]), _number(row["most"]),
              str(row["n"]), row["unit"])
             for row in rows
         ]  # fmt: skip
         yield page.table(("measured", "median", "least", "most", "n", "unit"), cells)
+        yield from _limits(one)
     if not some:
         yield page.not_measured("No measured values.", "k3tool bench decode CKPT --json")
 
 
+def _limits(one: Mapping[str, Any]) -> Iterator[str]:
+    rows = []
+    for limit in one["limits"]:
+        bounds = (limit.get("at_most"), "at most"), (limit.get("at_least"), "at least")
+        bound = ", ".join(f"{words} {value:g}" for value, words in bounds if value is not None)
+        held = "held" if limit["held"] else "MISSED"
+        rows.append((limit["name"], held, bound, _number(limit["value"])))
+    if rows:
+        yield page.table(("limit", "verdict", "bound", "value"), rows, n_text=3)
+    if one.get("not_judged"):
+        yield page.words(f"limits not judged: {one['not_judged']}", kind="none")
+
+
 def _number(value: float) -> str:
-    return f"{value:.4g}"
+    return number_text(value, 4)
 
 
 # -- pictures --------------------------------------------------------------------------------------
@@ -119,7 +145,7 @@ def shares_of_ops(found: Gathered) -> dict[str, float]:
     for _, trace in found.timelines:
         about = trace["otherData"]
         for event in trace["traceEvents"]:
-            if event["ph"] == "X":
+            if event.get("ph") == "X":
                 add(event["name"], event["dur"] / about["step_us"] / about["workers"])
     for _, one in found.of_bench("roofline"):
         for op in one["ops"]:
@@ -135,8 +161,10 @@ def _anatomies(found: Gathered, colours: Colours) -> Iterator[str]:
     yield page.picture(
         anatomy_picture("anatomy", steps, colours), "stacked bars of ops, hand-offs and idle time",
         "The step of the median time of a run. Ops: time that workers spent in packets of it. "
-        "Hand-offs: between two packets of a worker. Idle: before its first and after its last.",
+        "Hand-offs: between two packets of a worker. Idle: before its first and after its last. "
+        "Each bar has a scale of its own.",
     )  # fmt: skip
+    yield anatomy_numbers(steps)
 
 
 def _rooflines(found: Gathered, colours: Colours) -> Iterator[str]:
@@ -157,8 +185,11 @@ def _rooflines(found: Gathered, colours: Colours) -> Iterator[str]:
                 f"operations a byte and GFLOP/s of every op, {label}",
                 f"Roof: reading and multiply-adds on {kind}, both measured in that run. A point is "
                 "an op: bytes each once, operations of products, delta rule and attention, over "
-                f"the time its packets took; its area and number: share of the step. {left}",
+                "the time its packets took; its area and number: share of the step. What lies "
+                "above the roof was read from caches, or ran while the machine was quicker. "
+                f"{left}",
             )  # fmt: skip
+            yield roofline_numbers(points)
     for index, (file, one) in enumerate(found.of_bench("roofline")):
         some = True
         yield from _model_roofline(f"model{index}", file, one, colours)
@@ -210,16 +241,18 @@ def _model_roofline(name: str, file: str, one: dict[str, Any], colours: Colours)
         if op["operations"] and op["n_bytes"] and seconds:
             ratio, rate = op["operations"] / op["n_bytes"], op["operations"] / seconds
             points.append((op["op"], ratio, rate, seconds / whole))
-    floors_ms = ", ".join(f"{key} {ms:.3f} ms" for key, ms in one["floors_ms"].items())
-    yield page.heading(f"counted, not measured: {device['name']}, TP {one['tp']} ({file})")
+    floors_ms = ", ".join(f"{key} {one['floors_ms'][key]:.3f} ms" for key in FLOORS)
+    where = "this machine" if device["name"] == MEASURED else device["name"]
+    yield page.heading(f"counted, not measured: {where}, TP {one['tp']:g} ({file})")
     if points:
         yield page.picture(
             roofline_picture(name, points, bandwidth, peak, colours),
-            f"the least time of every op on {device['name']}",
+            f"the least time of every op on {where}",
             "Where an op would be if each of its packets took its bytes, its operations or its "
             "hand-off, whichever is more: what lies below the roof is bound by hand-offs. "
             f"Floors of the step: {floors_ms}.",
         )  # fmt: skip
+        yield roofline_numbers(points)
     cells = [
         (part["module"], f"{part['rank_bytes'] / 1e9:.3f}",
          f"{part['rank_bytes'] / bandwidth * 1e3:.3f}", f"{part['operations'] / 1e9:.2f}")
@@ -236,6 +269,7 @@ def _timelines(found: Gathered, colours: Colours) -> Iterator[str]:
             f"{about['checkpoint']}, mode {about['numerics']}, {about['context']} positions "
             f"before it, {about['step_us'] / 1e3:.2f} ms ({file}; it opens in Perfetto too).",
         )  # fmt: skip
+        yield timeline_numbers(trace)
     if not found.timelines:
         yield page.not_measured("No token was traced.", "k3tool bench decode CKPT --chrome-trace F")
 
@@ -247,6 +281,7 @@ def _chains(found: Gathered) -> Iterator[str]:
             f"{sum(link.handoffs for link in chain)} hand-offs on the longest chain of waits, "
             f"each at the layer of its packet ({file}).",
         )  # fmt: skip
+        yield chain_numbers(chain)
     if not found.chains:
         yield page.not_measured("No plan was given.", "k3tool compile-plan CKPT --tp 1 -o plan.h5")
 
@@ -262,6 +297,7 @@ def _experts(found: Gathered) -> Iterator[str]:
             f"{len(events)} requests of {steps} steps in {groups} layers of {experts} experts; "
             f"{int(events['is_hit'].sum())} were found in {trace.slots} slots ({file}).",
         )  # fmt: skip
+        yield expert_numbers(events)
     if not found.experts:
         command = "k3tool run CKPT --memory SIZE --expert-trace F ..."
         yield page.not_measured("No trace of experts was given.", command)
@@ -286,9 +322,11 @@ def _dials(found: Gathered) -> Iterator[str]:
         measured = [(b["memory_bytes"], b["step_seconds"]) for b in one["budgets"]]
         resident = one["resident"]["step_seconds"]
         yield _dial(dial_picture(f"dial{index}", measured, resident, []), f"measured ({file})")
+        yield measured_dial_numbers(one["budgets"], resident)
     if predicted:
         files = ", ".join(file for file, _ in found.predicted)
         yield _dial(dial_picture("predicted", [], None, predicted), f"predicted ({files})")
+        yield predicted_dial_numbers(predicted)
     if not budgets and not predicted:
         command = "k3tool bench budgets CKPT --json, or run CKPT --memory SIZE --plan-only --json"
         yield page.not_measured("No budget was tried.", command)

@@ -26,9 +26,10 @@ class Rows:
     least: int = 0
 
 
-TEXT = "text"
+TEXT, FLAG = "text", "flag"
 NUMBER, COUNT, POSITIVE = Number(), Number(-1e-300), Number(0.0)
-MAYBE = Number(may_be_null=True)
+MAYBE = Number(0.0, may_be_null=True)
+_BOUND = Number(may_be_null=True)
 
 _OP = {"op": TEXT, "seconds": COUNT, "n_bytes": COUNT, "operations": COUNT}
 STEP = {
@@ -36,7 +37,10 @@ STEP = {
 }  # fmt: skip
 _PEAKS = {"peaks": {"f32": POSITIVE, "pairs": MAYBE}}
 ROW = {"name": TEXT, "unit": TEXT, "median": NUMBER, "least": NUMBER, "most": NUMBER, "n": COUNT}
-MEASURED: dict[str, Any] = {"definition": Rows(TEXT), "measured": Rows(ROW)}
+_LIMIT = {"name": TEXT, "value": NUMBER, "held": FLAG, "at_most": _BOUND, "at_least": _BOUND}
+MEASURED: dict[str, Any] = {
+    "definition": Rows(TEXT), "measured": Rows(ROW), "limits": Rows(_LIMIT),
+}  # fmt: skip
 SHAPES: dict[str, dict[str, Any]] = {
     "decode": {
         **MEASURED, "settings": {"numerics": TEXT, "chunk": POSITIVE}, "read_bandwidth": POSITIVE,
@@ -59,6 +63,13 @@ SHAPES: dict[str, dict[str, Any]] = {
         "budgets": Rows({"memory_bytes": POSITIVE, "step_seconds": POSITIVE}, 1),
     },
 }  # fmt: skip
+SLICE = {"name": TEXT, "ts": NUMBER, "dur": COUNT, "tid": COUNT, "args": {"layer": NUMBER}}
+TIMELINE = {
+    "otherData": {
+        "checkpoint": TEXT, "numerics": TEXT, "context": COUNT, "workers": Number(0.5),
+        "step_us": POSITIVE,
+    },
+}  # fmt: skip
 PREDICTED = {"memory_bytes": POSITIVE, "seconds": Rows(POSITIVE, 2)}
 
 
@@ -77,6 +88,8 @@ def fault(shape: Any, value: object, where: str = "") -> tuple[str, str] | None:
         dot = "." if where else ""
         found = (fault(of, value.get(name), f"{where}{dot}{name}") for name, of in shape.items())
         return next((one for one in found if one is not None), None)
+    if shape == FLAG:
+        return None if isinstance(value, bool) else (where, "true or false")
     return None if isinstance(value, str) else (where, "a text")
 
 

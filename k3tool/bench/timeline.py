@@ -16,6 +16,7 @@ from k3tool.atomic import atomic_path
 from k3tool.bench.decode import WARM_UP, Options, Prepared, prepare, run_traced
 from k3tool.bench.layers import OUTSIDE, packet_layers
 from k3tool.bench.probe import Probe
+from k3tool.bench.shapes import SLICE, TIMELINE, Rows, fault
 from k3tool.compiler.plan import Tensor
 from k3tool.errors import ArtifactError
 from k3tool.isa.table import ALL_PHASES, Op
@@ -89,18 +90,12 @@ def write_trace(path: Path, trace: Mapping[str, Any]) -> None:
 
 def check_trace(path: Path, found: object) -> None:
     """Refuse what has no slices with the fields that a picture needs. Raises: ArtifactError."""
-    about = found.get("otherData") if isinstance(found, dict) else None
     events = found.get("traceEvents") if isinstance(found, dict) else None
-    if not isinstance(events, list) or not isinstance(about, dict):
+    if not isinstance(events, list) or not all(isinstance(event, dict) for event in events):
         raise ArtifactError(str(path), got="no trace", need=NEED)
-    slices = [event for event in events if isinstance(event, dict) and event.get("ph") == "X"]
-    is_whole = all(
-        isinstance(event.get("name"), str)
-        and all(isinstance(event.get(name), int | float) for name in ("ts", "dur", "tid"))
-        and isinstance(event.get("args"), dict)
-        and isinstance(event["args"].get("layer"), int)
-        for event in slices
-    )
-    has_sizes = all(isinstance(about.get(name), int | float) for name in ("workers", "step_us"))
-    if not slices or not is_whole or not has_sizes:
+    slices = [event for event in events if event.get("ph") == "X"]
+    if not slices or fault(Rows(SLICE), slices) is not None:
         raise ArtifactError(str(path), got="slices without what they are", need=NEED)
+    wrong = fault(TIMELINE, found)
+    if wrong is not None:
+        raise ArtifactError(f"{path}: {wrong[0]}", got="none of that", need=wrong[1])

@@ -18,6 +18,7 @@ from k3tool.bench.frame import BenchReport, spread
 from k3tool.bench.gathered import gather
 from k3tool.bench.layers import OUTSIDE, longest_chain, packet_layers
 from k3tool.bench.page import MARK, NOT_MEASURED
+from k3tool.bench.pictures import GRID, INK, PAPER
 from k3tool.bench.roofline import Asked, as_dict, roofline
 from k3tool.bench.timeline import TRACE_MARK, check_trace, record_token
 from k3tool.checkpoint.sample_presets import PRESETS, preset_config
@@ -99,6 +100,7 @@ def files(tmp_path: Path, plan: Plan, config: K3Config, traced: Any) -> list[Pat
                 "resident": resident,
                 "definition": [],
                 "measured": [],
+                "limits": [],
             }
         )
     )
@@ -142,7 +144,10 @@ def test_everything_is_drawn(files: list[Path], tmp_path: Path, k3tool: Callable
     assert "No products or no bytes: ADD (10.0%)" in text
     assert "prefers-color-scheme: dark" in text
     assert "@media print" in text
-    assert "#010203" not in text, "ink is the page's"
+    for ink in (INK, GRID, PAPER):
+        assert ink not in text, "inks are the page's"
+    assert text.count("<details>") == pictures(page), "each picture's numbers are a table too"
+    assert "<td>1.5e+09</td>" not in text
     again = tmp_path / "again.html"
     assert k3tool("bench", "report", *files, "-o", again).code == 0
     assert again.read_text() == text, "same files, same page"
@@ -229,6 +234,24 @@ def test_a_trace_has_the_schema_that_viewers_read(traced: Any) -> None:
         assert all(end <= e["ts"] + 1e-6 for end, e in zip(ends, own[1:], strict=False))
     assert json.dumps(trace).encode().startswith(TRACE_MARK)
     check_trace(Path("made"), json.loads(json.dumps(trace)))
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("checkpoint", None), ("context", "x"), ("workers", 0), ("step_us", float("nan")),
+     ("step_us", 0), ("workers", 10**400)],
+    ids=["absent", "text", "nobody", "nan", "no time", "beyond all numbers"],
+)  # fmt: skip
+def test_a_trace_without_its_sizes_is_refused(
+    traced: Any, tmp_path: Path, k3tool: Callable, field: str, value: Any
+) -> None:
+    damaged = json.loads(json.dumps(traced[1]))
+    damaged["otherData"][field] = value
+    path = tmp_path / "token.json"
+    path.write_text(json.dumps(damaged))
+    done = k3tool("bench", "report", path, "-o", tmp_path / "report.html")
+    assert done.code == 3
+    assert f"otherData.{field}" in done.err
 
 
 @pytest.mark.parametrize("field", ["ts", "dur", "tid", "name", "args"])
