@@ -5,6 +5,7 @@ engine wrote and then replaced by it, so an error is seen where it is made and g
 """
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,7 @@ from k3tool.isa.columns import spec_of
 from k3tool.isa.stream import Isa
 from k3tool.isa.table import Op
 from k3tool.ref.formats import Array
-from k3tool.ref.vm import Memory, Vm
+from k3tool.ref.vm import Vm
 from k3tool.trace.recorder import Recorder
 from k3tool.trace.results import Result
 
@@ -23,21 +24,11 @@ from k3tool.trace.results import Result
 OnResult = Callable[[str, Result, int, Array, Array, int], None]
 
 
-class _LayerMemory(Memory):
-    """One rank's tensors; weights are read whenever an instruction asks for them, and not kept."""
-
-    def __init__(self, isa: Isa, source: Source, rank: int) -> None:
-        super().__init__(isa, None)  # type: ignore[arg-type]  # it reads no folder: see _make
-        self._source, self._rank = source, rank
-
-    def __getitem__(self, handle: int) -> Any:
-        tensor = self._isa.tensors[handle]
-        return self._weight(tensor) if tensor.is_weight else super().__getitem__(handle)
-
-    def _weight(self, tensor: Tensor) -> Any:
-        if tensor.dtype == "mxfp4":
-            return Experts(self._source, tensor.source, self._rank)
-        return numbers(self._source.read(tensor.source, self._rank)[: tensor.local[0]])
+def _weight(source: Source, rank: int, tensor: Tensor) -> Any:
+    """Return a rank's weight, read whenever an instruction asks for it, and not kept."""
+    if tensor.dtype == "mxfp4":
+        return Experts(source, tensor.source, rank)
+    return numbers(source.read(tensor.source, rank)[: tensor.local[0]])
 
 
 class Meaning:
@@ -49,8 +40,8 @@ class Meaning:
     ) -> None:  # fmt: skip
         """Take the engine's program and what it recorded."""
         self._isa, self._recorder, self._on_result = isa, recorder, on_result
-        self._vm = Vm(isa, [None] * isa.tp, constants, self._take)  # type: ignore[list-item]
-        self._vm.memories = [_LayerMemory(isa, source, rank) for rank in range(isa.tp)]
+        weights = [partial(_weight, source, rank) for rank in range(isa.tp)]
+        self._vm = Vm(isa, weights, constants, self._take)
         self._n_tokens = 0
         self._numbers = {
             phase: _by_instruction(found.results) for phase, found in recorder.results.items()

@@ -13,7 +13,7 @@ import numpy as np
 
 from k3tool.checkpoint.reader import Checkpoint
 from k3tool.compiler.handles import F32_BYTES
-from k3tool.compiler.plan import Tensor
+from k3tool.compiler.plan import EXPERT_ROLES, Tensor
 from k3tool.isa import op_spec, table
 from k3tool.isa.columns import spec_of
 from k3tool.isa.op_spec import OpSpec
@@ -24,6 +24,36 @@ from k3tool.ref.ops import REFERENCE, keyword_names, operand_names, split_result
 from k3tool.ref.weights import ExpertLeaf
 
 OnResult = Callable[[str, int, int, Array], None]  # phase, instruction, rank, the result's tokens
+# Where one rank's weights come from: of a tensor its float64 array, or a leaf of experts by id.
+WeightOf = Callable[[Tensor], Any]
+
+
+class FolderWeights:
+    """One rank's weights of an open folder, decoded when first asked for and then kept."""
+
+    def __init__(self, folder: Checkpoint) -> None:
+        """Take a rank's shards, or at TP 1 the checkpoint; nothing is read."""
+        self._folder = folder
+        self._values: dict[str, Any] = {}
+
+    def __call__(self, tensor: Tensor) -> Any:
+        """Return a weight. Raises: ArtifactError where the folder has not the tensor."""
+        if tensor.name not in self._values:
+            is_experts = tensor.role in EXPERT_ROLES
+            self._values[tensor.name] = (self._leaf if is_experts else self._array)(tensor)
+        return self._values[tensor.name]
+
+    def _array(self, tensor: Tensor) -> Array:
+        bits = self._folder.read(tensor.source)[: tensor.local[0]]
+        return decode_bf16(bits) if tensor.dtype == "bf16" else bits.astype(np.float64)
+
+    def _leaf(self, tensor: Tensor) -> ExpertLeaf:
+        leaf = ExpertLeaf(self._folder, decode_mxfp4)
+        for expert in range(tensor.local[0]):
+            name = tensor.source.replace("{E}", str(expert))
+            for part in ("weight_packed", "weight_scale"):
+                leaf.name(expert, part, f"{name}.{part}")
+        return leaf
 
 
 class Memory:
@@ -33,15 +63,15 @@ class Memory:
     here as well.
     """
 
-    def __init__(self, isa: Isa, folder: Checkpoint) -> None:
-        """Lay out one rank. `folder` is its shards, or at TP 1 the checkpoint."""
-        self._isa, self._folder = isa, folder
+    def __init__(self, isa: Isa, weight_of: WeightOf) -> None:
+        """Lay out one rank; weights are asked for whenever an instruction reads them."""
+        self._isa, self._weight_of = isa, weight_of
         self._arena = {
             name: np.empty(stream.arena_bytes // F32_BYTES) for name, stream in isa.streams.items()
         }
         words = max(stream.peer_bytes for stream in isa.streams.values()) // F32_BYTES
         self._peer = np.full(words, np.nan)
-        self._values: dict[int, Any] = {}
+        self._values: dict[int, Array] = {}
 
     def poison(self, phase: str) -> None:
         """Fill the arena with NaN: nothing in it may outlive a step."""
@@ -49,28 +79,19 @@ class Memory:
 
     def __getitem__(self, handle: int) -> Any:
         """Return a tensor: an array to read or write, or a leaf of experts."""
+        tensor = self._isa.tensors[handle]
+        if tensor.is_weight:
+            return self._weight_of(tensor)
         if handle not in self._values:
-            self._values[handle] = self._make(self._isa.tensors[handle])
+            self._values[handle] = self._make(tensor)
         return self._values[handle]
 
-    def _make(self, tensor: Tensor) -> Any:
-        match tensor.role:
-            case "arena" | "peer":
-                words = self._peer if tensor.role == "peer" else self._arena[tensor.phase]
-                first, size = tensor.offset // F32_BYTES, tensor.n_bytes // F32_BYTES
-                return words[first : first + size].reshape(tensor.local)
-            case "weight" | "ring":
-                bits = self._folder.read(tensor.source)[: tensor.local[0]]
-                return decode_bf16(bits) if tensor.dtype == "bf16" else bits.astype(np.float64)
-            case "experts" | "slots":
-                leaf = ExpertLeaf(self._folder, decode_mxfp4)
-                for expert in range(tensor.local[0]):
-                    name = tensor.source.replace("{E}", str(expert))
-                    for part in ("weight_packed", "weight_scale"):
-                        leaf.name(expert, part, f"{name}.{part}")
-                return leaf
-            case _:  # state, output, logits
-                return np.full(tensor.local, np.nan)
+    def _make(self, tensor: Tensor) -> Array:
+        if tensor.role not in ("arena", "peer"):  # state, output, logits
+            return np.full(tensor.local, np.nan)
+        words = self._peer if tensor.role == "peer" else self._arena[tensor.phase]
+        first, size = tensor.offset // F32_BYTES, tensor.n_bytes // F32_BYTES
+        return words[first : first + size].reshape(tensor.local)
 
 
 class Vm:
@@ -79,14 +100,14 @@ class Vm:
     def __init__(
         self,
         isa: Isa,
-        folders: Sequence[Checkpoint],
+        weights: Sequence[WeightOf],
         constants: Mapping[int, float] | None = None,
         on_result: OnResult | None = None,
     ) -> None:
         """Take a program and every rank's weights; `constants` as in `forward.exact_constants`."""
-        assert len(folders) == isa.tp, (len(folders), isa.tp)
+        assert len(weights) == isa.tp, (len(weights), isa.tp)
         self.isa = isa
-        self.memories = [Memory(isa, folder) for folder in folders]
+        self.memories = [Memory(isa, weight_of) for weight_of in weights]
         self.position = 0
         self._constants = constants or {}
         self._on_result = on_result

@@ -26,7 +26,7 @@ from k3tool.isa.columns import WAIT_DTYPE
 from k3tool.isa.emit import emit
 from k3tool.isa.stream import Isa
 from k3tool.isa.stream_order import StreamOrder
-from k3tool.ref.vm import Vm
+from k3tool.ref.vm import FolderWeights, Vm
 from tests.isa.interleave import Machine, conflicts, races, spread, without_wait
 from tests.isa.sliced_vm import SlicedVm
 
@@ -75,7 +75,7 @@ def machine(isa: Isa, phase: str) -> Machine:
 
 def after_prompt(made: Made, phase: str) -> Callable[[list[tuple[int, int]]], list[np.ndarray]]:
     """Return a function from an order of entries to what a step in that order leaves behind."""
-    start = SlicedVm(made.isa, made.folders)
+    start = SlicedVm(made.isa, list(map(FolderWeights, made.folders)))
     start.step_in("prefill", PROMPT, machine(made.isa, "prefill").order()[0])
     lasting = [h for h, t in enumerate(made.isa.tensors) if t.role in ("state", "output", "logits")]
     kept = [[memory[h].copy() for h in lasting] for memory in start.memories]
@@ -127,7 +127,7 @@ def test_any_order_of_the_whole_stream_gives_the_host_vms_values(
     made: Callable[[int], Made], tp: int, phase: str
 ) -> None:
     _, isa, folders = made(tp)
-    vm = Vm(isa, folders)
+    vm = Vm(isa, list(map(FolderWeights, folders)))
     vm.step("prefill", PROMPT)
     with np.errstate(invalid="ignore"):
         vm.step(phase, STEPS[phase])

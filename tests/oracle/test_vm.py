@@ -22,7 +22,7 @@ from k3tool.isa.table import SPECS, Op
 from k3tool.model.config import K3Config
 from k3tool.model.graph import build_graph
 from k3tool.ref.forward import Sequence64, exact_constants
-from k3tool.ref.vm import Vm
+from k3tool.ref.vm import FolderWeights, Vm
 from k3tool.ref.weights import Weights
 from tests.oracle.gate import MAX_DIFFERENCE_FLOAT64
 
@@ -91,7 +91,11 @@ def test_the_stream_means_the_model(
 ) -> None:  # fmt: skip
     folders = ranks(name, tp)
     config = folders[0].config
-    vm = Vm(program(config, tp, without, tmp_path), folders, exact_constants(config))
+    vm = Vm(
+        program(config, tp, without, tmp_path),
+        list(map(FolderWeights, folders)),
+        exact_constants(config),
+    )
     later, logits = expected(gold(name), "p7")
     found = run(vm, prompts(name)["p7"], later)
     assert np.abs(found - logits).max() <= MAX_DIFFERENCE_FLOAT64
@@ -106,7 +110,9 @@ def test_a_stream_of_mode_bf16_means_the_graph_that_rounds(
     folders, ids = ranks("tiny_tp8", tp), prompts("tiny_tp8")["p7"]
     config, later = folders[0].config, [5, 3]
     constants = exact_constants(config)
-    vm = Vm(program(config, tp, without, tmp_path, "bf16"), folders, constants)
+    vm = Vm(
+        program(config, tp, without, tmp_path, "bf16"), list(map(FolderWeights, folders)), constants
+    )
     with Checkpoint.open(oracle("tiny_tp8")) as checkpoint:
         sequence, plain = (
             Sequence64(build_graph(config, mode=mode), Weights(checkpoint), constants=constants)
@@ -166,7 +172,11 @@ def test_a_changed_record_is_seen(
     isa = with_instructions(program(config, 1, (), tmp_path), change)
     later, logits = expected(gold("tiny13"), "p7")
     with np.errstate(invalid="ignore"):
-        found = run(Vm(isa, folders, exact_constants(config)), prompts("tiny13")["p7"], later)
+        found = run(
+            Vm(isa, list(map(FolderWeights, folders)), exact_constants(config)),
+            prompts("tiny13")["p7"],
+            later,
+        )
     assert not np.abs(found - logits).max() <= MAX_DIFFERENCE_FLOAT64
 
 
@@ -182,6 +192,10 @@ def test_shared_bytes_are_seen(ranks: Ranks, gold: Gold, prompts: Prompts, tmp_p
     tensors[victim] = tensors[victim]._replace(offset=tensors[stack].offset)
     broken = replace(isa, tensors=tuple(tensors))
     later, logits = expected(gold("tiny13"), "p7")
-    found = run(Vm(broken, folders, exact_constants(config)), prompts("tiny13")["p7"], later)
+    found = run(
+        Vm(broken, list(map(FolderWeights, folders)), exact_constants(config)),
+        prompts("tiny13")["p7"],
+        later,
+    )
     assert np.abs(found[:7] - logits[:7]).max() <= MAX_DIFFERENCE_FLOAT64  # prefill is untouched
     assert not np.abs(found - logits).max() <= MAX_DIFFERENCE_FLOAT64
