@@ -7,6 +7,7 @@ which does not notice an edited header.
 from __future__ import annotations
 
 import ctypes
+import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -71,6 +72,9 @@ class CupyDevice:
         if is_hip:
             self.arch = found["gcnArchName"].decode().partition(":")[0]
         self.n_units = int(found["multiProcessorCount"])
+        said = os.environ.get(self._vendor.queues, "")
+        self.n_streams = (int(said) if said.isdecimal() else self._vendor.n_queues) - 1  # copies
+        self.queues = self._vendor.queues
         # %globaltimer counts nanoseconds, s_memrealtime the 100 MHz of the reference clock.
         self.ticks_per_second = 1e8 if is_hip else 1e9
         self._held: list[int] = []

@@ -168,7 +168,13 @@ class GpuGroup(Stepping):
                 check_arithmetic(one, canary, found.lanes, self._launch.deadline_seconds)
 
     def _check_blocks(self, device: Device, own: Sequence[RankMemory]) -> None:
-        """Refuse a grid that is not all resident: its first blocks would wait for its last."""
+        """Refuse what is not all resident: first blocks would wait for last, ranks for ranks."""
+        if len(own) > device.n_streams:
+            raise TargetError(
+                f"{device.name}: launches at once", got=count_text(len(own), "rank"),
+                need=f"at most {device.n_streams}: others would wait in the same queue",
+                hint=f"--devices, or {device.queues}={len(own) + 1} in the environment",
+            )  # fmt: skip
         need = sum(rank.n_blocks for rank in own)
         for phase, kernel in self._kernels[own[0].rank].items():
             got = device.resident_blocks(kernel, self._lanes[phase])

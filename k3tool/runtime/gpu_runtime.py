@@ -72,6 +72,8 @@ class Device(Devices, Protocol):
     """
 
     n_units: int
+    n_streams: int  # launches that run at once, beside copies
+    queues: str  # the variable of the environment that says so
 
     def free_bytes(self) -> int:
         """Return the memory that nobody holds now."""

@@ -26,6 +26,8 @@ class Driver:
     is_current: bool = False  # whether memory is made on the current device, whatever is asked
     least: int = 0  # the version from which `kind` is what it says
     occupancy: str = ""  # the call for the blocks that fit a unit; empty: CuPy has it
+    queues: str = ""  # the variable that says how many streams of a process run at once
+    n_queues: int = 0  # the same where it says nothing
 
     @property
     def start(self) -> str:
@@ -39,6 +41,7 @@ DRIVERS = {
     "cuda": Driver(
         "libcuda.so.1", "NVIDIA's driver", "cupy-cuda13x", "nvidia-smi", "cu", "cuDeviceGetCount",
         access=2, atomics=3, kind=1,  # CU_MEM_ALLOCATION_TYPE_PINNED
+        queues="CUDA_DEVICE_MAX_CONNECTIONS", n_queues=8,  # CUDA C++ Programming Guide
     ),
     # The library is named as CuPy's build for ROCm 7 loads it: a second copy of the runtime in the
     # process would know nothing of the first one's memory. hipDevP2PAttrNativeAtomicSupported is
@@ -52,6 +55,7 @@ DRIVERS = {
         access=1, atomics=None, kind=0x40000000,  # hipMemAllocationTypeUncached
         is_current=True, least=71260540,
         occupancy="hipModuleOccupancyMaxActiveBlocksPerMultiprocessor",
+        queues="GPU_MAX_HW_QUEUES", n_queues=4,  # rocclr, flags.hpp
     ),
 }  # fmt: skip
 

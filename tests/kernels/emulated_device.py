@@ -42,6 +42,8 @@ class EmulatedDevice:
     driver: str = "no driver"
     arch: str = "sm_90"
     n_units: int = 32
+    n_streams: int = 8
+    queues: str = "QUEUES"
     ticks_per_second: float = 1e9
     total_bytes: int = 1 << 32
     n_domains: int = 1

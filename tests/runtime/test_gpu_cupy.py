@@ -103,6 +103,24 @@ def test_a_launch_that_broke_the_device_is_unsound(opened: Any, tmp_path: Path) 
         pass
 
 
+def test_ranks_that_would_share_a_queue_are_refused(
+    monkeypatch: pytest.MonkeyPatch, opened: Any, tmp_path: Path
+) -> None:
+    """A launch behind another one in its queue waits for it, and that one for its peer."""
+    for target, name, default in (
+        (CUDA, "CUDA_DEVICE_MAX_CONNECTIONS", 7), (HIP, "GPU_MAX_HW_QUEUES", 3)
+    ):  # fmt: skip
+        monkeypatch.delenv(name, raising=False)
+        assert opened(target)[0].n_streams == default  # one is for copies
+        monkeypatch.setenv(name, "2")
+        device, _ = opened(target)
+        isa = program_of(target, 2, 4 if target == CUDA else 8)
+        group = GpuGroup(Launch(None, toy.images(isa, tmp_path)), isa, device, tmp_path, print)
+        with pytest.raises(TargetError, match="got 2 ranks, need at most 1: ") as caught, group:
+            pass
+        assert f"{name}=3 in the environment" in caught.value.hint
+
+
 def test_hip_is_asked_how_many_blocks_fit(opened: Any) -> None:
     """CuPy's build for ROCm has no such call: it says hipErrorUnknown of every kernel."""
     device, emulated = opened(HIP, lambda name: hip_library(name, blocks=3))
