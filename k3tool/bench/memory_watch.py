@@ -33,14 +33,16 @@ class MemoryWatch(threading.Thread):
         super().__init__(daemon=True)
         self._pid, self._quit = pid, threading.Event()
         self.peak = Sample(0, 0)
-        self.own_beside = 0  # the most of the process itself while it had children
+        self.own_beside = 0  # the most of the process itself while it had its last children
+        self._had_children = False
 
     def run(self) -> None:
         """Sample until told to stop."""
         while not self._quit.wait(PERIOD_SECONDS):
             found = sample(self._pid)
-            if found.children:
-                self.own_beside = max(self.own_beside, found.own)
+            if found.children:  # earlier ones ran beside something else: git, a compiler
+                self.own_beside = max(self.own_beside if self._had_children else 0, found.own)
+            self._had_children = found.children > 0
             self.peak = max(self.peak, found, key=lambda one: one.total)
 
     def stop(self) -> None:

@@ -31,6 +31,9 @@ RANK_BYTES = 12_000_000
 # The driver while ranks run, after what it compiled with was given back: 80 MB with NumPy and HDF5
 # on tiny and mid, 429 MB on the release's 497,220 tensors in one rank's folder (measured, 2026-11).
 DRIVER_BYTES, NAMED_BYTES = 110_000_000, 700
+# What the driver takes at most before ranks start, when it compiles. Measured as its peak resident
+# size (2026-11): 160 MB at 4 layers, 164 at 8, 168 at 16, 426 on the released model and its names.
+COMPILE_BYTES, COMPILE_LAYER_BYTES = 168_000_000, 800_000
 STREAMED_BYTES = 65536  # a smaller weight stays: a read of its own would cost more than its room
 LOAD_QUEUES, FETCH_QUEUES = 4, 4  # a device of 2026 reaches its rate with four reads under way
 SCRATCHES = 8  # one a thread that computes: those that read touch little of theirs
@@ -89,8 +92,9 @@ def fit(
 
     `compile_chunk` compiles for a number of prompt tokens in a step; at most `chunk` are used,
     fewer where their experts would not fit, which changes no bit of the result. `reserved_bytes` of
-    the budget are for something else: the logits that a run keeps. Below `floor` bytes the smallest
-    step is compiled alone, to say the minimum: a refusal should not wait for two compilations.
+    the budget are for something else: the logits that a run keeps. `floor` bytes are needed
+    whatever the plan is: below them the smallest step is compiled alone, to say the minimum, for a
+    refusal should not wait for two compilations.
     Raises: TargetError saying the minimum.
     """
     memory = memory_bytes - reserved_bytes
@@ -102,8 +106,8 @@ def fit(
     while needs.least(chosen) > needs.share(memory) and chosen > 1:
         chosen //= 2  # other steps, other fusing, other buffers
         needs = _needs(compile_chunk(chosen))
-    if needs.least(chosen) > needs.share(memory):
-        need = needs.budget(needs.least(chosen)) + reserved_bytes
+    need = max(floor, needs.budget(needs.least(chosen)) + reserved_bytes)
+    if memory_bytes < need:
         raise TargetError(
             "--memory", got=f"{memory_bytes} bytes", need=f"at least {need} bytes for this model",
             hint="a smaller --ctx needs less" if needs.plan.params["ctx"] > 4096
@@ -121,6 +125,21 @@ def floor_bytes(config: K3Config, tp: int) -> int:
     expert = 3 * rows * cols * (MXFP4_GROUP + 2) // (2 * MXFP4_GROUP)  # half a byte, and the scales
     head = config.vocab_size // tp * config.hidden_size * 2
     return DRIVER_BYTES + tp * (RANK_BYTES + config.num_experts_per_token * expert + head)
+
+
+def run_floor_bytes(config: K3Config, tp: int) -> int:
+    """Return what no budget of a run can be below, which compiles its program in its own process.
+
+    The cache may have the program, but a budget is kept with an empty one as well.
+    """
+    return max(floor_bytes(config, tp), compile_bytes(config))
+
+
+def compile_bytes(config: K3Config) -> int:
+    """Return what compiling takes at most; the degree and the target hardly matter."""
+    n_named = 2 * 3 * config.num_experts * sum(map(config.is_moe, config.layers))
+    n_layers = config.num_hidden_layers
+    return COMPILE_BYTES + COMPILE_LAYER_BYTES * n_layers + NAMED_BYTES * n_named
 
 
 def budget_ends(compile_chunk: Callable[[int], Plan], chunk: int) -> tuple[int, int]:

@@ -37,7 +37,7 @@ from k3tool.isa.table import isa_hash
 from k3tool.model.config import K3Config
 from k3tool.model.sizes import rank_bytes
 from k3tool.progress import progress_of
-from k3tool.runtime.budget import fit, floor_bytes
+from k3tool.runtime.budget import fit, run_floor_bytes
 from k3tool.runtime.build import ROOT
 from k3tool.runtime.finite import state_key
 from k3tool.runtime.options import RunOptions, check_fixed, context_of, logits_bytes
@@ -287,7 +287,7 @@ def _cached_program(source: Source, options: RunOptions, say: Say) -> Program:
         if options.memory_bytes is None:
             compiled = compile_chunk(settings["chunk"])
         else:
-            floor = floor_bytes(source.config, source.tp)
+            floor = run_floor_bytes(source.config, source.tp)
             compiled = fit(compile_chunk, settings["chunk"], options.memory_bytes, reserved, floor)
         plan = save_proved_plan(compiled, plan_path)
         save_proved_isa(emit(plan, target.name, plan_path.name), path)

@@ -26,6 +26,7 @@ from k3tool.runtime.budget import (
     budget_ends,
     fit,
     predict,
+    run_floor_bytes,
 )
 from k3tool.runtime.devices import held_bytes, joint_rate, open_ranks, share_out
 from k3tool.targets import BATCH, DEFAULT_CHUNK, DEFAULT_CONTEXT, get_target
@@ -93,7 +94,8 @@ def foresee(
     _check_fits(source, tp, ctx)
     ranks = open_ranks((source, *beside)) if beside else []
     compiler = _compiler(source, tp, ctx, numerics, workgroups)
-    plan = fit(compiler, DEFAULT_CHUNK if chunk is None else chunk, memory_bytes)
+    floor = run_floor_bytes(*model_of(source, tp))
+    plan = fit(compiler, DEFAULT_CHUNK if chunk is None else chunk, memory_bytes, floor=floor)
     folders, rates = (source, *beside), [storage_rate] * (1 + len(beside))
     if measure is not None and None in (storage_rate, memory_rate):
         found = measure(folders)
@@ -127,11 +129,13 @@ def _check_fits(source: Path, tp: int | None, ctx: int | None) -> None:
 
 
 def ends(source: Path, tp: int | None) -> tuple[int, int]:
-    """Return the least budget of a model, and the least that keeps all of it in memory.
+    """Return the least budget of a run, and the least that keeps all of a model in memory.
 
-    Raises: ArtifactError for the source.
+    Of a small model the two are one: what compiling takes. Raises: ArtifactError for the source.
     """
-    return budget_ends(_compiler(source, tp, None), DEFAULT_CHUNK)
+    floor = run_floor_bytes(*model_of(source, tp))
+    least, full = budget_ends(_compiler(source, tp, None), DEFAULT_CHUNK)
+    return max(least, floor), max(full, floor)
 
 
 def context_bytes(source: Path, tp: int | None) -> int:

@@ -3,6 +3,8 @@
 import contextlib
 import hashlib
 import os
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -12,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from k3tool.bench.memory_watch import MemoryWatch
 from k3tool.checkpoint import sample_presets
 from k3tool.checkpoint.reader import Checkpoint
 from k3tool.checkpoint.sample_writer import write_sample
@@ -20,13 +23,22 @@ from k3tool.compiler.plan import Plan, save_plan
 from k3tool.compiler.residency import Residency, streamable, with_residency
 from k3tool.compiler.ring import least_ring, ring_places
 from k3tool.errors import ArtifactError, K3Error, TargetError, UnsoundError
-from k3tool.runtime.budget import budget_ends, fit, floor_bytes, predict
+from k3tool.model.config import K3Config
+from k3tool.runtime.budget import (
+    DRIVER_BYTES,
+    budget_ends,
+    compile_bytes,
+    fit,
+    floor_bytes,
+    predict,
+)
 from k3tool.runtime.build import build
 from k3tool.runtime.options import RunOptions
 from k3tool.runtime.run import Event, RunResult, run_model
 
 IDS = (5, 9, 2, 40, 7)
 MEGABYTES = 10**6
+REPO = Path(__file__).parents[2]
 
 
 def options(source: Path, cache: Path, **changes: Any) -> RunOptions:
@@ -99,13 +111,50 @@ def least(source: Path, cache: Path, tp: int) -> int:
 def test_a_budget_from_the_least_on_runs_and_below_is_refused(
     tiny: Path, tmp_path: Path, tp: int
 ) -> None:
+    """Plans of before, which may have less than what compiling takes; then what a run compiles."""
     resident = bits(run_model(options(tiny, tmp_path, tp=tp)))
     enough = least(tiny, tmp_path, tp)
     with pytest.raises(TargetError, match=f"need at least {enough} bytes"):
         run_model(options(tiny, tmp_path, tp=tp, memory_bytes=enough - 1))
-    for memory in (enough, enough + 3 * MEGABYTES, enough + 100 * MEGABYTES):
+    with Checkpoint.open(tiny) as checkpoint:
+        config, own = checkpoint.config, [checkpoint.as_input()]
+
+        def compile_chunk(chunk: int) -> Plan:
+            return compile_plan(
+                config, tp=tp, target="cpu", workgroups=8, chunk=chunk, batch=1, ctx=256,
+                inputs=own, checkpoint_identity=checkpoint.identity,
+            )  # fmt: skip
+
+        tight = budget_ends(compile_chunk, 16)[0]
+        assert tight < enough
+        for extra in (0, 3 * MEGABYTES):
+            path = tmp_path / "plan.h5"
+            save_plan(fit(compile_chunk, 16, tight + extra), path)
+            assert bits(run_model(options(tiny, tmp_path, tp=tp, plan=path))) == resident
+    for memory in (enough, enough + 100 * MEGABYTES):
         result = run_model(options(tiny, tmp_path, tp=tp, memory_bytes=memory))
         assert bits(result) == resident, memory
+
+
+@pytest.mark.skipif(
+    not Path("/proc/self/smaps_rollup").exists(), reason="NOT RUN: no /proc/*/smaps_rollup"
+)
+def test_the_least_budget_holds_what_compiles_too(tiny: Path, tmp_path: Path) -> None:
+    """With an empty cache, all of the process and its ranks; more than a plan of before needs."""
+    enough = least(tiny, tmp_path, 1)
+    words = ("--ids", "1,2,3", "--gen", "2", "--ignore-eos", "--cache", str(tmp_path / "empty"))
+    process = subprocess.Popen(
+        [sys.executable, "-m", "stages.cli", "run", str(tiny), "--memory", str(enough), *words],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=REPO,
+    )  # fmt: skip
+    watch = MemoryWatch(process.pid)
+    watch.start()
+    said = process.communicate(timeout=120)[1]
+    watch.stop()
+    assert process.returncode == 0, said
+    assert "program built" in said
+    assert DRIVER_BYTES < watch.peak.total <= enough, "compiling was seen"
+    assert compile_bytes(K3Config.load(tiny / "config.json")) == enough
 
 
 @pytest.mark.parametrize("tp", [1, 2])
@@ -218,8 +267,6 @@ def watched(asked: RunOptions) -> tuple[RunResult, int]:
 @pytest.mark.parametrize("tp", [1, 2])
 def test_ranks_stay_within_the_budget(small: Path, tmp_path: Path, tp: int) -> None:
     """The sum of the ranks' PSS, and at one rank the peak resident size, is below the predicted."""
-    from k3tool.runtime.budget import DRIVER_BYTES
-
     resident, most = watched(options(small, tmp_path, tp=tp))
     start = least(small, tmp_path, tp)
     peaks = []

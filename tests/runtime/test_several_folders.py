@@ -166,7 +166,7 @@ def test_predicted_parts_follow_rates() -> None:
 
 def test_plan_only_counts_by_folder(k3tool: Callable[..., Any], pair: tuple[Path, Path]) -> None:
     split(pair)
-    words = ("--shards", pair[0], "--shards", pair[1], "--memory", "160MB", "--plan-only")
+    words = ("--shards", pair[0], "--shards", pair[1], "--memory", "190MB", "--plan-only")
     done = k3tool("run", *words, "--storage-rate", 2, "--memory-rate", 20)
     assert done.code == 0, done.err
     lines = [line for line in done.out.splitlines() if line.startswith("from a folder")]

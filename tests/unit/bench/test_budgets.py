@@ -13,6 +13,7 @@ import pytest
 from k3tool.bench import budgets
 from k3tool.bench.memory_watch import MemoryWatch, sample
 from k3tool.bench.page_cache import cached_bytes, evict
+from k3tool.errors import UsageError
 
 MEGABYTES = 10**6
 ASKED = budgets.Asked(Path("ckpt"), (), 2, (1,), 2, 1, None, "f32")
@@ -53,6 +54,52 @@ def test_cached_bytes_are_counted_and_dropped(tmp_path: Path) -> None:
 def made(tmp_path: Path) -> budgets.Asked:
     (tmp_path / "w.safetensors").write_bytes(bytes(10**6))
     return replace(ASKED, source=tmp_path)
+
+
+def test_a_model_that_any_budget_holds_proves_nothing(
+    made: budgets.Asked, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is refused before a run; a larger one is not."""
+
+    class Begun(Exception):
+        """The first run."""
+
+    def run(*_: object, **__: object) -> None:
+        raise Begun
+
+    monkeypatch.setattr(budgets, "_run", run)
+    monkeypatch.setattr(budgets, "model_of", lambda *_: (Config, 1))
+    for least, error in ((10**6, UsageError), (10**6 - 1, Begun)):
+        monkeypatch.setattr(budgets, "ends", lambda *_, n=least: (n, 2 * n))
+        with pytest.raises(error):
+            budgets.bench_budgets(made)
+
+
+class Config:
+    """As much of a config as is asked for."""
+
+    vocab_size = 10
+
+
+def test_only_the_last_children_say_what_was_beside_them() -> None:
+    """A short-lived one (git, a compiler) ran beside what is given back since."""
+    script = (
+        "import subprocess as s; x = bytearray(60_000_000); x[::4096] = b'1' * len(x[::4096]);"
+        "s.run(['sleep', '0.1']); del x;"
+        "p = s.Popen(['cat'], stdin=0); print(flush=True); p.wait()"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-S", "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as process:
+        watch = MemoryWatch(process.pid)
+        watch.start()
+        assert process.stdout is not None
+        process.stdout.readline()
+        time.sleep(0.1)
+        watch.stop()
+        process.communicate(b"")
+    assert watch.peak.own >= 60 * MEGABYTES
+    assert 0 < watch.own_beside < 60 * MEGABYTES
 
 
 @pytest.mark.parametrize(
