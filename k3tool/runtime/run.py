@@ -97,19 +97,22 @@ def run_model(
     note: Say | None = None,
     device: Devices | None = None,
     follow: Follow | None = None,
+    saved: SavedState | None = None,
 ) -> RunResult:
     """Run a model and return its tokens; `on_event` gets `start`, `token` and `end` as they come.
 
     `say` gets progress in words, `note` what a user has to know before it happens. `device` is
     what a GPU target runs on, found here unless given. `follow` hears of every token before its
-    event, and may end the run with it by naming the text that does.
+    event, and may end the run with it by naming the text that does. `saved` is what
+    options.load_state holds, where it was read already.
     Raises: UsageError before any weight is read; ArtifactError for inputs; UnsoundError when ranks
     trap, die or differ; TargetError when this machine cannot; K3Error where a file cannot be
     written, before weights are read where the disk has not the room for it.
     """
     quiet: Say = say or (lambda text: None)
     tell, warn = on_event or (lambda event: None), note or quiet
-    saved = None if options.load_state is None else read_state(options.load_state)
+    if saved is None and options.load_state is not None:
+        saved = read_state(options.load_state)
     options = options if saved is None else saved.go_on(options)
     with Outputs() as outputs:
 

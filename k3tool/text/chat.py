@@ -10,7 +10,7 @@ and its first channel open. Tools and images have forms of their own that are no
 Source: k3_spec E.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -20,7 +20,7 @@ from k3tool.errors import UsageError, quoted
 from k3tool.text.tokenizer import Tokenizer
 
 OPEN, CLOSE, SEP, END_OF_MESSAGE = "<|open|>", "<|close|>", "<|sep|>", "<|end_of_msg|>"
-THINK, RESPONSE = "think", "response"
+MESSAGE, THINK, RESPONSE = "message", "think", "response"
 EFFORTS = ("low", "high", "max")  # what the model takes; its own sentence names one more
 NO_THINKING = "off"
 DEFAULT_EFFORT = "max"  # of the release's own processor
@@ -49,19 +49,30 @@ class Control(NamedTuple):
     name: str
 
 
+class Kept(NamedTuple):
+    """How a conversation stands where a kept sequence ends: tags that are open, outermost first."""
+
+    open_tags: tuple[str, ...]
+    is_in_tag: bool  # cut between a tag's first word and its end
+    is_thinking: bool
+
+
 Piece = Control | str
 
 
 def chat_ids(
-    tokenizer: Tokenizer, messages: Sequence[Message], effort: str = DEFAULT_EFFORT
-) -> list[int]:
+    tokenizer: Tokenizer, messages: Sequence[Message], effort: str = DEFAULT_EFFORT,
+    kept: Kept | None = None,
+) -> list[int]:  # fmt: skip
     """Return the ids of a conversation up to the assistant's next channel.
 
-    `effort` is one of EFFORTS, or NO_THINKING: then there is no think channel anywhere.
+    `effort` is one of EFFORTS, or NO_THINKING: then there is no think channel anywhere. Behind a
+    `kept` conversation, which has said its effort, come the new messages alone.
     Raises: ArtifactError where the tokenizer lacks one of the format's control tokens.
     """
     ids: list[int] = []
-    for piece in pieces(messages, effort):
+    behind = pieces(messages, effort) if kept is None else _pieces_behind(kept, messages)
+    for piece in behind:
         if isinstance(piece, Control):
             ids.append(tokenizer.control_id(piece.name))
         else:
@@ -76,12 +87,27 @@ def pieces(messages: Sequence[Message], effort: str) -> Iterator[Piece]:
         raise UsageError("--thinking", got=quoted(effort), need=need)
     is_thinking = effort != NO_THINKING
     if is_thinking:
-        yield from _open("message", role="system", type="thinking-effort")
+        yield from _open(MESSAGE, role="system", type="thinking-effort")
         yield _EFFORT_BODY.format(effort)
         yield from _end()
+    yield from _messages(messages, is_thinking)
+
+
+def _pieces_behind(kept: Kept, messages: Sequence[Message]) -> Iterator[Piece]:
+    """Yield what comes behind a kept conversation: an answer that was cut is closed first."""
+    if kept.is_in_tag:
+        yield Control(SEP)
+    for tag in reversed(kept.open_tags):
+        yield from _close(tag)
+    if kept.open_tags:
+        yield Control(END_OF_MESSAGE)
+    yield from _messages(messages, kept.is_thinking)
+
+
+def _messages(messages: Sequence[Message], is_thinking: bool) -> Iterator[Piece]:
     for message in messages:
         named = {} if message.name is None else {"name": message.name}
-        yield from _open("message", role=message.role, **named)
+        yield from _open(MESSAGE, role=message.role, **named)
         if message.role == "assistant":
             if is_thinking:
                 yield from _channel(THINK, message.reasoning)
@@ -89,13 +115,14 @@ def pieces(messages: Sequence[Message], effort: str) -> Iterator[Piece]:
         else:
             yield message.content
         yield from _end()
-    yield from _open("message", role="assistant")
-    yield from _open(first_channel(effort))
+    yield from _open(MESSAGE, role="assistant")
+    yield from _open(THINK if is_thinking else RESPONSE)
 
 
-def first_channel(effort: str) -> str:
+def first_channel(effort: str, kept: Kept | None = None) -> str:
     """Return the channel that an answer begins in."""
-    return RESPONSE if effort == NO_THINKING else THINK
+    is_thinking = effort != NO_THINKING if kept is None else kept.is_thinking
+    return THINK if is_thinking else RESPONSE
 
 
 def _open(tag: str, **attributes: str) -> Iterator[Piece]:
@@ -114,7 +141,7 @@ def _close(tag: str) -> Iterator[Piece]:
 
 
 def _end() -> Iterator[Piece]:
-    yield from _close("message")
+    yield from _close(MESSAGE)
     yield Control(END_OF_MESSAGE)
 
 
@@ -135,9 +162,10 @@ class ChannelReader:
     """
 
     def __init__(self, tokenizer: Tokenizer, first: str = THINK) -> None:
-        """Begin inside `first`, which the prompt has opened."""
+        """Begin inside `first`, which the prompt has opened; "" where nothing is open."""
         self._tokenizer = tokenizer
-        self._open: list[str] = [first]
+        self._open: list[str] = [first] if first else []
+        self._seen: set[str] = set()
         self._tag: bytes | None = None  # the words of a tag so far
         self._is_closing = False
 
@@ -146,10 +174,19 @@ class ChannelReader:
         """Return the channel that the next text belongs to."""
         return self._open[-1] if self._open else ""
 
+    @property
+    def kept(self) -> Kept | None:
+        """Return how a conversation stands now; None where none has begun."""
+        if MESSAGE not in self._seen:
+            return None
+        return Kept(tuple(self._open), self._tag is not None, THINK in self._seen)
+
     def feed(self, token: int) -> tuple[str, bytes]:
         """Take a token; return its channel and its bytes in it, none for a part of a tag."""
         name = self._tokenizer.control_tokens.get(token)
-        if name in (OPEN, CLOSE):
+        if name == END_OF_MESSAGE:
+            self._open, self._tag = [], None
+        elif name in (OPEN, CLOSE):
             self._tag, self._is_closing = b"", name == CLOSE
         elif name == SEP and self._tag is not None:
             self._end_tag(self._tag)
@@ -164,9 +201,24 @@ class ChannelReader:
         tag = words.decode("utf-8", "replace").split(" ")[0]
         if not self._is_closing:
             self._open.append(tag)
+            self._seen.add(tag)
         elif tag in self._open:
             while self._open.pop() != tag:
                 pass  # what was left open inside ends with it
+
+
+def kept_conversation(tokenizer: Tokenizer, ids: Iterable[int]) -> Kept | None:
+    """Return how the conversation in a sequence stands at its end; None where it holds none."""
+    reader = ChannelReader(tokenizer, "")
+    for token in ids:
+        reader.feed(token)
+    return reader.kept
+
+
+def last_message(tokenizer: Tokenizer, ids: Sequence[int]) -> Sequence[int]:
+    """Return what stands behind the last message that has ended."""
+    end = tokenizer.control_id(END_OF_MESSAGE)
+    return next((ids[at + 1 :] for at in range(len(ids) - 1, -1, -1) if ids[at] == end), ids)
 
 
 # -- conversations from outside ----------------------------------------------------------------

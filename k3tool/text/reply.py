@@ -1,6 +1,6 @@
 """Token after token of an answer, made into the text that may be shown."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from k3tool.text.chat import RESPONSE, ChannelReader
@@ -33,8 +33,21 @@ class Reply:
         self._answer = "" if first_channel is None else RESPONSE  # the channel that may be stopped
         self._channel = first_channel or ""
         self._decoder = StreamDecoder()
-        self._stop = StopText(stops)
+        self._stops, self._stop = stops, StopText(stops)
         self._texts: dict[str, list[str]] = {}
+        self._is_cut = False  # within a character of which an earlier run has shown U+FFFD
+
+    def go_on(self, before: Iterable[int]) -> None:
+        """Take tokens that an earlier run has said, and shown: they are no part of this reply, but
+        a channel, a character or a stop may have begun in them.
+        """
+        for token in before:
+            self.feed(token)
+            if self._stop.found is not None:  # where the earlier run ended, and this one goes on
+                self._stop = StopText(self._stops)
+        self._is_cut = self._decoder.is_within_character
+        self._stop.tell()
+        self._texts.clear()
 
     @property
     def stopped_by(self) -> str | None:
@@ -68,6 +81,8 @@ class Reply:
         return parts
 
     def _show(self, parts: list[Part], text: str) -> None:
+        if self._is_cut and text:
+            text, self._is_cut = text.removeprefix("\ufffd"), False
         is_answer = self._channel == self._answer
         self._add(parts, self._channel, self._stop.feed(text) if is_answer else text)
 

@@ -18,6 +18,7 @@ class StopText:
             raise UsageError("--stop", got="an empty text", need="a text to stop before")
         self._phrases = sorted(set(phrases), key=len, reverse=True)
         self._held = ""
+        self._n_told = 0  # of what is held, how much was shown by whoever went before
         self.found: str | None = None
 
     def feed(self, text: str) -> str:
@@ -30,13 +31,17 @@ class StopText:
             self.found = next((p for p in self._phrases if self._held.endswith(p)), None)
             keep = len(self.found) if self.found is not None else self._start_of_phrase()
             cut = len(self._held) - keep
-            shown.append(self._held[:cut])
-            self._held = self._held[cut:]
+            shown.append(self._held[self._n_told : cut])
+            self._held, self._n_told = self._held[cut:], max(0, self._n_told - cut)
         return "".join(shown)
+
+    def tell(self) -> None:
+        """Take what is held back as shown: a run that ended here has shown it at its end."""
+        self._n_told = len(self._held)
 
     def finish(self) -> str:
         """Return what was held back at the end of a text without a phrase."""
-        held, self._held = self._held, ""
+        held, self._held = self._held[self._n_told :], ""
         return "" if self.found is not None else held
 
     def _start_of_phrase(self) -> int:

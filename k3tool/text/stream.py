@@ -19,6 +19,11 @@ class StreamDecoder:
         """Return the characters that these bytes complete; often one, or none."""
         return self._decoder.decode(data)
 
+    @property
+    def is_within_character(self) -> bool:
+        """Return whether bytes are held back."""
+        return bool(self._decoder.getstate()[0])
+
     def finish(self) -> str:
         """Return what is left at the end: U+FFFD for a character that was begun."""
         return self._decoder.decode(b"", final=True)

@@ -13,6 +13,7 @@ from k3tool.errors import UsageError
 from k3tool.runtime.expert_trace import MAGIC as TRACE_MAGIC
 from k3tool.runtime.options import RunOptions
 from k3tool.runtime.run import Event, Follow, RunResult, run_model
+from k3tool.runtime.state_file import SavedState, read_state
 from k3tool.text.chat import THINK
 from k3tool.text.tokenizer import has_tokenizer
 from k3tool.trace.kept import parse_kept
@@ -21,7 +22,7 @@ from stages.engine_options import engine_options, run_options
 from stages.run.answer import Answer, answer_options
 from stages.run.batch import answer_batch, batch_options, refuse_beside_batch
 from stages.run.plan_only import RATES, plan_only, plan_only_options, refuse_unused
-from stages.run.prompt import Given, Prompt, prompt_options, read_prompt
+from stages.run.prompt import Given, prompt_options, read_prompt
 from stages.run.show import (
     Follower,
     Show,
@@ -45,6 +46,7 @@ def run(
     say: Say | None = None,
     note: Say | None = None,
     follow: Follow | None = None,
+    saved: SavedState | None = None,
 ) -> RunResult:
     """Run a model; write its logits too where `logits` names a file.
 
@@ -54,7 +56,7 @@ def run(
     inputs = [path for path in named if path is not None]
     check_outputs(_outputs(options, logits), inputs)
     options = replace(options, logits_output=logits)
-    return run_model(options, on_event, say, note, follow=follow)
+    return run_model(options, on_event, say, note, follow=follow, saved=saved)
 
 
 def _outputs(options: RunOptions, logits: Path | None) -> list[Output]:
@@ -123,7 +125,7 @@ def command(as_json: bool, verbose: bool, logits: Path | None, **given: Any) -> 
       k3tool run CKPT --chat --prompt "What is a comet?" --gen 512 --thinking low
       k3tool run CKPT --ids 1,2,3 --gen 16 --tp 8
       k3tool run CKPT --batch requests.jsonl --slots 4 --gen 64
-      k3tool run CKPT --load-state chat.h5 --gen 64 --save-state chat.h5
+      k3tool run CKPT --load-state chat.h5 --chat --prompt "And a meteor?" --save-state chat.h5
       k3tool run SHARDS --isa isa.h5 --ids 1,2,3 --gen 16 --json -o tokens.h5
       k3tool run SHARDS --memory 32GB --ids 1,2,3 --gen 16
       k3tool run --shards /disk0/SHARDS --shards /disk1/SHARDS --memory 32GB --ids 1,2,3
@@ -166,10 +168,12 @@ def _generate(
     say: Say, note: Say,
 ) -> None:  # fmt: skip
     """Read the prompt, run, and print what was asked for as it comes."""
-    goes_on = options.load_state is not None and given == Given()  # nothing comes behind it
-    prompt = Prompt(()) if goes_on else read_prompt(given, options.source, options.cache, note)
+    follows_on = given.chat or given == Given()  # what comes depends on what was kept
+    kept = options.load_state if follows_on else None
+    saved = None if kept is None else read_state(kept)
+    prompt = read_prompt(given, options.source, options.cache, note, saved)
     is_text = answer.is_text(given.ids)
-    if goes_on and answer.show is None and not has_tokenizer(options.source):
+    if prompt.before and answer.show is None and not has_tokenizer(options.source):
         note("token ids are printed: the model's folder has no tokenizer")
         is_text = False
     later: list[str] = []  # behind what refuses the run: that comes alone
@@ -189,7 +193,7 @@ def _generate(
         stream(follower.with_text(event))
 
     options = replace(options, ids=prompt.ids)
-    result = run(options, logits, on_event, say, note, follower.follow)
+    result = run(options, logits, on_event, say, note, follower.follow, saved)
     if stream.error is not None:  # not before files are written
         raise stream.error
     if not as_json:

@@ -107,4 +107,10 @@ class Answer:
                 tokenizer = tokenizer_of(folder, options.cache)
             except ArtifactError as error:
                 note(f"no text beside ids: {error.text()}")
-        return None if tokenizer is None else Reply(tokenizer, self.stop, prompt.channel)
+        if tokenizer is None:
+            return None
+        if not prompt.before:
+            return Reply(tokenizer, self.stop, prompt.channel)
+        reply = Reply(tokenizer, self.stop, None if prompt.channel is None else "")
+        reply.go_on(prompt.before)
+        return reply

@@ -15,6 +15,7 @@ from k3tool.errors import ArtifactError, UsageError
 from k3tool.model.config import K3Config
 from k3tool.runtime.cache import default_cache
 from k3tool.runtime.options import parse_ids
+from k3tool.runtime.state_file import SavedState
 from k3tool.text.chat import (
     DEFAULT_EFFORT,
     EFFORTS,
@@ -22,6 +23,8 @@ from k3tool.text.chat import (
     Message,
     chat_ids,
     first_channel,
+    kept_conversation,
+    last_message,
     read_history,
 )
 from k3tool.text.tokenizer import Tokenizer, open_tokenizer
@@ -55,6 +58,7 @@ class Prompt:
     ids: tuple[int, ...]
     tokenizer: Tokenizer | None = None
     channel: str | None = None
+    before: tuple[int, ...] = ()  # of an answer that goes on, what an earlier run has said
 
 
 def prompt_options() -> common.Decorator:
@@ -86,26 +90,46 @@ def prompt_options() -> common.Decorator:
     return decorate
 
 
-def read_prompt(given: Given, folder: Path, cache: Path | None, note: Say) -> Prompt:
+def read_prompt(
+    given: Given, folder: Path, cache: Path | None, note: Say, saved: SavedState | None = None
+) -> Prompt:
     """Return the prompt, before any weight is read; `note` hears when stdin is waited for.
 
+    It comes behind what is `saved`, and may then be none.
     Raises: UsageError for none, for two, and for an empty one; ArtifactError for files.
     """
     _check_together(given)
+    if saved is not None and given == Given():
+        return Prompt((), before=saved.ids[-saved.n_generated :])
     if given.ids is not None:
         return Prompt(parse_ids(given.ids))
     if given.chat:
-        messages = _conversation(given, note)
-        effort = given.thinking or DEFAULT_EFFORT
-        tokenizer = tokenizer_of(folder, cache)
-        ids = chat_ids(tokenizer, messages, effort)
-        tokenizer.release()
-        return Prompt(tuple(ids), tokenizer, first_channel(effort))
+        return _message(given, tokenizer_of(folder, cache), note, saved)
     data = _text(given, note)
     tokenizer = tokenizer_of(folder, cache)
     ids = tokenizer.encode_bytes(data)
     tokenizer.release()
     return Prompt(tuple(ids), tokenizer)
+
+
+def _message(given: Given, tokenizer: Tokenizer, note: Say, saved: SavedState | None) -> Prompt:
+    """Return a conversation up to the answer, or, of a kept one, the answer that goes on."""
+    kept = None if saved is None else kept_conversation(tokenizer, saved.ids)
+    if kept is not None and given.thinking is not None:
+        need = "one of them: a kept conversation has said it"
+        raise UsageError("--thinking", got="also --load-state", need=need)
+    if saved is not None and given == Given(chat=True):  # no message: it goes on
+        if kept is None or not kept.open_tags:
+            got = "no message" if kept is None else "an answer that has ended"
+            need = "a message (--prompt, --prompt-file), or an answer to go on with"
+            raise UsageError("--chat: --load-state", got=got, need=need)
+        before = tuple(last_message(tokenizer, saved.ids))
+        return Prompt((), tokenizer, kept.open_tags[-1], before)
+    messages = _conversation(given, note)
+    effort = given.thinking or DEFAULT_EFFORT
+    ids = chat_ids(tokenizer, messages, effort, kept)
+    tokenizer.release()
+    return Prompt(tuple(ids), tokenizer, first_channel(effort, kept))
 
 
 def tokenizer_of(folder: Path, cache: Path | None) -> Tokenizer:

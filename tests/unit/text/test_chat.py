@@ -8,12 +8,16 @@ import pytest
 from k3tool.errors import ArtifactError, UsageError
 from k3tool.text.chat import (
     CLOSE,
+    END_OF_MESSAGE,
     OPEN,
     SEP,
     ChannelReader,
     Control,
     Message,
     chat_ids,
+    first_channel,
+    kept_conversation,
+    last_message,
     message_of,
     pieces,
     read_history,
@@ -107,6 +111,47 @@ def test_a_tokenizer_without_the_format_is_refused(tmp_path: Path) -> None:
     (tmp_path / "tokenizer_config.json").write_text(json.dumps(names))
     with pytest.raises(ArtifactError, match="no such control token"):
         chat_ids(open_tokenizer(tmp_path, n_ids, tmp_path), [USER])
+
+
+# -- kept conversations ------------------------------------------------------------------------
+
+
+def test_a_message_behind_a_kept_conversation_is_as_in_the_whole(tokenizer: Tokenizer) -> None:
+    answer = Message("assistant", "Hello", "hm")
+    for effort in ("low", "off"):
+        before = chat_ids(tokenizer, [USER, answer], effort)
+        before = before[: len(before) - before[::-1].index(tokenizer.control_id(END_OF_MESSAGE))]
+        kept = kept_conversation(tokenizer, before)
+        assert kept is not None
+        assert (kept.open_tags, kept.is_thinking) == ((), effort != "off")
+        behind = chat_ids(tokenizer, [Message("user", "More")], "max", kept)
+        whole = chat_ids(tokenizer, [USER, answer, Message("user", "More")], effort)
+        assert before + behind == whole
+        assert first_channel("max", kept) == first_channel(effort)
+
+
+def test_an_answer_that_was_cut_is_closed_in_front_of_the_next_message(
+    tokenizer: Tokenizer,
+) -> None:
+    asked = chat_ids(tokenizer, [USER], "low")
+    close = f"{CLOSE}think{SEP}{CLOSE}message{SEP}{END_OF_MESSAGE}"
+    for cut, first in (("hm", ""), (f"hm{CLOSE}", SEP), (f"hm{CLOSE}think{SEP}", None)):
+        kept = kept_conversation(tokenizer, [*asked, *answer(tokenizer, cut)])
+        assert kept is not None
+        text = rendered(tokenizer, chat_ids(tokenizer, [USER], "max", kept))
+        wanted = close if first is not None else close.removeprefix(f"{CLOSE}think{SEP}")
+        assert text.startswith((first or "") + wanted + f"{OPEN}message role=")
+        assert text.count("thinking_effort") == 0
+
+
+def test_a_sequence_that_is_no_conversation(tokenizer: Tokenizer) -> None:
+    assert kept_conversation(tokenizer, tokenizer.encode("<|open|>message<|sep|>")) is None
+
+
+def test_the_last_message_is_what_stands_behind_the_last_end(tokenizer: Tokenizer) -> None:
+    ids = chat_ids(tokenizer, [USER], "off")
+    assert rendered(tokenizer, last_message(tokenizer, ids)).startswith(f"{OPEN}message role=")
+    assert last_message(tokenizer, [7, 8]) == [7, 8]
 
 
 # -- answers -----------------------------------------------------------------------------------

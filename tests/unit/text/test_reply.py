@@ -140,3 +140,67 @@ def test_stops_are_of_the_response_alone(tokenizer: Tokenizer) -> None:
             break
     assert reply.channels == {"think": "a STOP", "response": "an answer. "}
     assert reply.text == "an answer. "
+
+
+# -- replies that go on ------------------------------------------------------------------------
+
+
+def go_on(tokenizer: Tokenizer, text: bytes, at: int, stop: str, is_resumed: bool = True) -> str:
+    """Return what two runs show of a text of single bytes that is divided behind `at`."""
+    ids = [token for value in text for token in tokenizer.encode_bytes(bytes([value]))]
+    first, second = Reply(tokenizer, [stop]), Reply(tokenizer, [stop])
+    feed(first, ids[:at])
+    if is_resumed:
+        second.go_on(ids[:at])
+    for number, token in enumerate(ids[at:], 1):
+        second.feed(token, number == len(ids) - at)
+        if second.stopped_by is not None:
+            break
+    return first.text + second.text + (f"[{second.stopped_by}]" if second.stopped_by else "")
+
+
+def test_a_stop_that_began_before_a_run_ended_is_found_in_the_next(tokenizer: Tokenizer) -> None:
+    text = b"Hello STOP world"
+    shown = [go_on(tokenizer, text, at, "STOP") for at in range(1, 7)]
+    assert shown == ["Hello [STOP]"] * 6
+    assert [go_on(tokenizer, text, at, "STOP") for at in (7, 8, 9)] == [
+        "Hello S[STOP]", "Hello ST[STOP]", "Hello STO[STOP]",
+    ]  # fmt: skip
+    assert "STOP world" in go_on(tokenizer, text, 8, "STOP", is_resumed=False)  # the control
+
+
+def test_what_was_shown_at_an_end_is_not_shown_again(tokenizer: Tokenizer) -> None:
+    text = "STuff, STOPped. STO"
+    for at in range(1, len(text)):
+        assert go_on(tokenizer, text.encode(), at, "STOPPED") == text
+
+
+def test_behind_a_stop_a_run_goes_on(tokenizer: Tokenizer) -> None:
+    reply = Reply(tokenizer, ["."])
+    reply.go_on(tokenizer.encode("One. Two."))
+    assert (reply.text, reply.stopped_by) == ("", None)
+    feed(reply, tokenizer.encode(" Three. Four"))
+    assert (reply.text, reply.stopped_by) == (" Three", ".")
+
+
+def test_a_character_that_was_cut_is_whole_in_the_run_that_goes_on(tokenizer: Tokenizer) -> None:
+    assert go_on(tokenizer, "a🙂b".encode(), 3, "x") == "a\ufffd🙂b"
+    for data in (b"a\xf0\x9fb", b"a\xf0\x9f"):  # never whole: shown once, by the first run
+        assert go_on(tokenizer, data, 2, "x") == data.decode(errors="replace")
+
+
+def test_a_conversation_goes_on_in_its_channel(tokenizer: Tokenizer) -> None:
+    ids = chat_ids(tokenizer, [Message("assistant", "an answer. STOP", "a STOP")], "low")
+    ends = [at for at, token in enumerate(ids) if token == tokenizer.control_id("<|end_of_msg|>")]
+    answer = ids[ends[0] + 1 : ends[1]]  # between the message of the effort and the next one
+    for at in range(1, len(answer)):
+        reply = Reply(tokenizer, ["STOP"], "")
+        before = Reply(tokenizer, ["STOP"], "")
+        reply.go_on(answer[:at])
+        feed(before, answer[:at])
+        if before.stopped_by is None:
+            feed(reply, answer[at:])
+            shown = before.text + reply.text  # and of the stop what the first run showed
+            assert shown.startswith("an answer. ")
+            assert shown.removeprefix("an answer. ") == before.text[len("an answer. ") :]
+            assert reply.stopped_by == "STOP"
