@@ -2,6 +2,7 @@
 
 import ctypes
 import json
+import os
 import shlex
 from collections.abc import Callable
 from pathlib import Path
@@ -10,10 +11,14 @@ from typing import Any
 
 import pytest
 
+from k3tool.checkpoint import shard_space
+from k3tool.checkpoint.sample_writer import write_sample
 from k3tool.errors import TargetError
 from k3tool.model.config import K3Config
-from k3tool.runtime import advice, machine, machine_devices, machine_rates
+from k3tool.runtime import advice, budget, machine, machine_devices, machine_rates
 from k3tool.runtime.budget import PRESETS
+from k3tool.text.byte_pairs import library_json
+from tests.unit.text.vocabulary import grown
 
 Run = Callable[..., Any]
 CONFIG = Path(__file__).resolve().parents[1] / "data" / "kimi-k3-config.json"
@@ -76,6 +81,7 @@ def test_a_checkpoint_that_fits_and_the_next_command(k3tool: Run, oracle: Run) -
 def test_a_budget_between_least_and_all_is_advised_and_runs(
     k3tool: Run, oracle: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(budget, "COMPILE_BYTES", 0)  # or the least of so small a model is all of it
     monkeypatch.setitem(PRESETS, "laptop", 135_000_000)
     monkeypatch.setattr(advice, "preset_bytes", lambda name: 136_000_000)
     done = k3tool("doctor", oracle("tiny_tp8"), "--no-measure")
@@ -143,6 +149,101 @@ def test_shards_are_asked_at_their_own_degree(k3tool: Run, oracle: Run, tmp_path
     assert k3tool("shard", oracle("tiny_tp8"), "--tp", 2, "-o", tmp_path / "s").code == 0
     done = k3tool("doctor", tmp_path / "s", "--no-measure")
     assert "shown for --tp 2" in done.out
+    do_next(k3tool, done.out)
+
+
+# -- what a run loads beside weights -------------------------------------------------------------
+
+
+@pytest.fixture
+def sample(tmp_path: Path) -> Path:
+    write_sample(tmp_path / "ckpt")
+    return tmp_path / "ckpt"
+
+
+def damage(folder: Path, how: str) -> None:
+    """Damage a text file of a checkpoint."""
+    ranks, names = folder / "tiktoken.model", folder / "tokenizer_config.json"
+    if how == "cut ranks":
+        ranks.write_bytes(ranks.read_bytes()[:-300])
+    elif how == "a bad line":
+        ranks.write_bytes(ranks.read_bytes().replace(b" 40\n", b" forty\n"))
+    elif how == "no names":
+        names.unlink()
+    elif how == "ends damaged":
+        (folder / "generation_config.json").write_text('{"eos_token_id": "two"}')
+    else:
+        definition = json.loads(library_json(grown(600)))  # the sample's model has 512 ids
+        if how == "an unknown part":  # only the library knows
+            definition = json.loads(library_json(grown(400)))
+            definition["pre_tokenizer"] = {"type": "Nonsense"}
+        (folder / "tokenizer.json").write_text(json.dumps(definition))
+        ranks.unlink()
+
+
+@pytest.mark.parametrize(
+    ("how", "check"),
+    [
+        ("cut ranks", "tokenizer"), ("a bad line", "tokenizer"), ("no names", "tokenizer"),
+        ("another vocabulary", "tokenizer"), ("an unknown part", "tokenizer"),
+        ("ends damaged", "end ids"),
+    ],
+)  # fmt: skip
+def test_a_text_file_at_fault_is_named_as_run_names_it(
+    k3tool: Run, sample: Path, how: str, check: str
+) -> None:
+    damage(sample, how)
+    done = k3tool("doctor", sample, "--no-measure")
+    assert done.code == 3
+    assert statuses(done.out)[check] == "FAIL"
+    assert f"k3tool doctor: {sample}: got 1 failed check ({check}), need none\n" in done.err
+    refused = k3tool("run", sample, "--prompt", "Hello", "--gen", 2)
+    assert refused.code == 3
+    said = refused.err.splitlines()[0].removeprefix("k3tool run: ")
+    assert said in done.out  # word for word
+    assert do_next(k3tool, done.out).out.split()
+
+
+def test_a_text_file_that_is_whole_passes(k3tool: Run, sample: Path) -> None:
+    """The control of the one above; and without a tokenizer nothing is at fault."""
+    done = k3tool("doctor", sample, "--no-measure")
+    assert (done.code, statuses(done.out)["tokenizer"]) == (0, "PASS")
+    assert statuses(done.out)["end ids"] == "PASS"
+    for name in ("tiktoken.model", "tokenizer_config.json", "special_tokens_map.json"):
+        (sample / name).unlink(missing_ok=True)
+    done = k3tool("doctor", sample, "--no-measure")
+    assert (done.code, statuses(done.out)["tokenizer"]) == (0, "NOT RUN")
+
+
+def test_a_stand_in_with_holes_is_not_to_be_run(k3tool: Run, tmp_path: Path) -> None:
+    write_sample(tmp_path / "wide", "wide")
+    whole = k3tool("doctor", tmp_path / "wide", "--no-measure")
+    assert "(weights)" in whole.out  # the control
+    assert "--plan-only" not in whole.out.splitlines()[-1]
+    for file in (tmp_path / "wide").glob("*.safetensors"):
+        size, length = file.stat().st_size, int.from_bytes(file.read_bytes()[:8], "little")
+        os.truncate(file, 8 + length)
+        os.truncate(file, size)
+    done = k3tool("doctor", tmp_path / "wide", "--no-measure")
+    assert done.code == 0, done.err
+    assert "(holes for data: a stand-in)" in done.out
+    assert "--plan-only" in done.out.splitlines()[-1]
+    do_next(k3tool, done.out)
+
+
+def test_a_degree_is_asked_for(k3tool: Run, sample: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    done = k3tool("doctor", sample, "--tp", 2, "--no-measure")
+    assert done.code == 0, done.err
+    assert "shown for --tp 2" in done.out
+    assert "PASS    copy of the weights: " in done.out
+    assert " --tp 2 " in done.out.splitlines()[-1]
+    for arguments in ((sample, "--tp", 3), ("--tp", 2)):
+        assert k3tool("doctor", *arguments, "--no-measure").code == 2
+    monkeypatch.setattr(shard_space, "free_bytes", lambda folder: 1000)
+    done = k3tool("doctor", sample, "--tp", 2, "--no-measure")
+    assert done.code == 5
+    assert "FAIL    copy of the weights: " in done.out
+    assert "--tp" not in done.out.splitlines()[-1]  # at TP 1 no copy is made
     do_next(k3tool, done.out)
 
 
