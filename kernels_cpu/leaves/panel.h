@@ -5,10 +5,10 @@
  * in a vector, spends more on the tree than on them. The price is a transposition of the weights (panel_pack.h), once
  * for all tokens; below K3P_LEAST_TOKENS it does not pay.
  *
- * A *panel* is a block of 16 rows, quad of lanes by quad: [16 quads][chunks][4 lanes][16 rows] pairs of bf16. x lies
- * beside it as [16 quads][tokens: groups of at most K3P_TOKENS][chunks][token][8 elements], so that the products walk both in
- * memory order and take an element of x as a broadcast operand. Neither read in place would do: the rows of both lie a
- * power of two apart as often as not, and share cache sets.
+ * A *panel* is a block of 16 rows, quad of lanes by quad: [16 quads][chunks][4 lanes][16 rows] pairs of bf16 (of codes:
+ * panel_coded.h). x lies beside it as [16 quads][tokens: groups of at most K3P_TOKENS][chunks][token][8 elements], so that the
+ * products walk both in memory order and take an element of x as a broadcast operand. Neither read in place would do: the
+ * rows of both lie a power of two apart as often as not, and share cache sets.
  *
  * Four neighbouring quads are a *position*. Positions come in the order 0 2 1 3, because quads are halved by 8, then by
  * 4: quad t + 8 is in position v + 2. */
@@ -18,7 +18,7 @@
 #define K3P_UNROLL _Pragma("GCC unroll 16")
 #define K3P_ROWS 16u
 #define K3P_TOKENS 6u       /* side by side: 24 accumulators */
-#define K3P_FEW 8u         /* tokens, at most, of products that decode MXFP4 on their way */
+#define K3P_FEW 8u         /* the same of products that decode MXFP4 on their way */
 #define K3P_BATCH 64u       /* tokens whose x is packed together, at most */
 #define K3P_CHUNKS 64u      /* of the longest block */
 #define K3P_TILE 128u       /* rows whose block sums are kept, a multiple of K3P_ROWS */
@@ -27,13 +27,16 @@
 
 enum { K3P_F32 = 0, K3P_BF16 = 1 }; /* what x is packed as; bf16 where every element is one */
 
+/* Dwords from a quad of a panel to the next, a line more than there is: a power of two apart they would share cache sets. */
+K3V_INLINE uint64_t k3p_of_quad(uint32_t n_chunks) { return n_chunks * 64u + 16u; }
+
 K3V_INLINE uint64_t k3p_x_bytes(int kind) { return kind == K3P_F32 ? 4u : 2u; }
 
 /* [quad of the position][token][row]: first position (then both) of a pair, and the first of the second pair. */
 typedef float k3p_quads[4][K3P_BATCH + 1u][K3P_ROWS]; /* quads a power of two apart would share cache sets */
 
 typedef struct {
-    _Alignas(64) uint32_t panel[K3P_CHUNKS * 1024u];
+    _Alignas(64) uint32_t panel[16u * (K3P_CHUNKS * 64u + 16u)];
     k3p_quads first, second;
     float d[8][K3P_BATCH][K3P_TILE];           /* sums of rule 5's blocks */
     uint8_t scales[K3P_CHUNKS * 4u + 16u][16]; /* MXFP4: of a group, 16 rows */
@@ -52,7 +55,7 @@ typedef struct {
 
 /* The quad's sum over its four lanes, T tokens. */
 K3V_INLINE void k3p_quad_f32(int T, const k3p_group *g, uint32_t quad, k3v_f *sum) {
-    const uint32_t *w = g->panel + (uint64_t)quad * g->n_chunks * 64u;
+    const uint32_t *w = g->panel + (uint64_t)quad * k3p_of_quad(g->n_chunks);
     const float *x = (const float *)(const void *)(g->x + quad * g->ldx);
     const __m512i high = _mm512_set1_epi32((int)0xffff0000u);
     k3v_f acc[4][K3P_TOKENS];
@@ -78,7 +81,7 @@ K3V_INLINE void k3p_quad_f32(int T, const k3p_group *g, uint32_t quad, k3v_f *su
 #ifdef K3_LEAVES_AVX512_BF16
 /* The same by vdpbf16ps, which adds the odd product first. */
 K3V_INLINE void k3p_quad_bf16(int T, const k3p_group *g, uint32_t quad, k3v_f *sum) {
-    const uint32_t *w = g->panel + (uint64_t)quad * g->n_chunks * 64u;
+    const uint32_t *w = g->panel + (uint64_t)quad * k3p_of_quad(g->n_chunks);
     const int32_t *x = (const int32_t *)(const void *)(g->x + quad * g->ldx);
     k3v_f acc[4][K3P_TOKENS];
     K3V_UNROLL
@@ -194,7 +197,7 @@ K3V_INLINE void k3p_position(int kind, uint32_t v, int step, uint32_t n_chunks, 
     for (uint32_t q = 0; q < 4u; q += together)
         for (uint32_t i = 0; i < n_groups; i++) {
             const uint32_t t0 = k3p_begin(i, n_tok, K3P_TOKENS), T = k3p_begin(i + 1u, n_tok, K3P_TOKENS) - t0;
-            const k3p_group g = {s->panel + 256u * v * n_chunks, x + 4u * v * ldx + t0 * per_token, ldx, n_chunks,
+            const k3p_group g = {s->panel + 4u * v * k3p_of_quad(n_chunks), x + 4u * v * ldx + t0 * per_token, ldx, n_chunks,
                                  step, s->first[0][t0], s->second[0][t0]};
             k3p_fetch(soon, lines);
             k3p_by_tokens[kind][T](&g, q, q + together);

@@ -1,12 +1,11 @@
-/* MXFP4 rows times few tokens: codes are decoded between the products, not into a panel.
+/* MXFP4 rows times tokens: codes are decoded between the products, not into a panel.
  *
  * An expert of a chunk has few tokens, and writing decoded weights costs what eight tokens' products do; here the decoding goes
- * where products leave units of the core idle. With more than K3P_FEW a panel is as quick: of 12, a tenth quicker
- * (Zen 4, one thread). The order is panel.h's. */
+ * where products leave units of the core idle (k3p_decode), for each group of tokens again. The order is panel.h's. */
 #ifndef K3_LEAVES_PANEL_CODED_H
 #define K3_LEAVES_PANEL_CODED_H
 
-/* T tokens at one position; x as in k3p_group, with all tokens in one group. */
+/* T tokens at one position. */
 typedef k3p_group k3p_coded;
 
 /* Lanes l0, l0 + 2 (and l0 + 1, l0 + 3 where L is 4) of a quad over all chunks: their sums for T tokens. */
@@ -21,11 +20,11 @@ K3V_INLINE void k3p_coded_lanes(int kind, int T, int L, int l0, const k3p_coded 
         for (int t = 0; t < T; t++) acc[i][t] = k3v_zero();
     for (uint32_t c = 0; c < g->n_chunks; c++, w += K3P_CODED, x += of_chunk) {
         const __m512i codes = _mm512_load_si512((const void *)(w + 16u * quad));
-        const k3p_scaling scaling = {_mm512_load_si512((const void *)(w + 64)), _mm512_load_si512((const void *)(w + 80))};
+        const __m512i scale = _mm512_load_si512((const void *)(w + 64));
         K3P_UNROLL
         for (int i = 0; i < L; i++) {
             const int l = L == 4 ? i : l0 + 2 * i;
-            const __m512i pair = k3p_decode(codes, (uint32_t)l, scaling);
+            const __m512i pair = k3p_decode(codes, (uint32_t)l, scale);
 #ifdef K3_LEAVES_AVX512_BF16
             if (kind == K3P_BF16) {
                 const int32_t *p = (const int32_t *)(const void *)x;
@@ -85,10 +84,15 @@ static const k3p_coded_products k3p_coded_by_tokens[2][K3P_FEW + 1u] = {
 /* As k3p_position, of a panel by k3p_panel_coded. */
 K3V_INLINE void k3p_coded_position(int kind, uint32_t v, int step, uint32_t n_chunks, const uint8_t *x, uint32_t n_tok,
                                    k3p_soon *soon, k3p_work *s) {
-    const uint64_t ldx = k3p_ldx(kind, n_chunks, n_tok);
-    const k3p_coded g = {s->panel + (uint64_t)v * n_chunks * K3P_CODED, x + 4u * v * ldx, ldx, n_chunks, step, s->first[0][0], s->second[0][0]};
-    k3p_fetch(soon, 4u * soon->lines);
-    k3p_coded_by_tokens[kind][n_tok](&g);
+    const uint64_t per_token = n_chunks * 8u * k3p_x_bytes(kind), ldx = k3p_ldx(kind, n_chunks, n_tok);
+    const uint32_t n_groups = k3p_n_groups(n_tok, K3P_FEW);
+    for (uint32_t i = 0; i < n_groups; i++) {
+        const uint32_t t0 = k3p_begin(i, n_tok, K3P_FEW), T = k3p_begin(i + 1u, n_tok, K3P_FEW) - t0;
+        const k3p_coded g = {s->panel + (uint64_t)v * n_chunks * K3P_CODED, x + 4u * v * ldx + t0 * per_token, ldx, n_chunks,
+                             step, s->first[0][t0], s->second[0][t0]};
+        k3p_fetch(soon, 4u * soon->lines / n_groups + 1u);
+        k3p_coded_by_tokens[kind][T](&g);
+    }
 }
 
 #endif

@@ -12,8 +12,8 @@ typedef struct {
     k3v_f odd, even;
 } k3p_pair;
 
-K3V_INLINE k3p_pair k3p_once_decode(int kind, __m512i codes, uint32_t l, k3p_scaling scaling) {
-    k3p_pair p = {k3p_decode(codes, l, scaling), k3v_zero(), k3v_zero()};
+K3V_INLINE k3p_pair k3p_once_decode(int kind, __m512i codes, uint32_t l, __m512i scale) {
+    k3p_pair p = {k3p_decode(codes, l, scale), k3v_zero(), k3v_zero()};
     if (kind == K3P_BF16) return p;
     p.odd = _mm512_castsi512_ps(_mm512_and_si512(p.both, _mm512_set1_epi32((int)0xffff0000u)));
     p.even = _mm512_castsi512_ps(_mm512_slli_epi32(p.both, 16));
@@ -47,9 +47,9 @@ K3V_INLINE void k3p_once_positions(int kind, uint32_t v, int n, int is_first, co
         for (int j = 0; j < 2; j++) {
             const uint32_t *w = panel + (v + (uint32_t)(i + 2 * j)) * K3P_CODED;
             const __m512i codes = _mm512_load_si512((const void *)(w + 16u * q));
-            const k3p_scaling scaling = {_mm512_load_si512((const void *)(w + 64)), _mm512_load_si512((const void *)(w + 80))};
+            const __m512i scale = _mm512_load_si512((const void *)(w + 64));
             K3P_UNROLL
-            for (uint32_t l = 0; l < 4u; l++) pair[i][j][l] = k3p_once_decode(kind, codes, l, scaling);
+            for (uint32_t l = 0; l < 4u; l++) pair[i][j][l] = k3p_once_decode(kind, codes, l, scale);
         }
     for (uint32_t t = 0; t < n_tok; t++, xq += piece) {
         k3v_f sum = k3v_add(k3p_once_quad(kind, pair[0][0], xq), k3p_once_quad(kind, pair[0][1], xq + 8u * ldx));

@@ -37,7 +37,7 @@ K3V_INLINE void k3p_prefetch(const uint8_t *const *row, uint64_t at, uint64_t en
 K3V_INLINE void k3p_store_line(const __m512i *z, uint32_t i, uint32_t c, uint32_t n, uint32_t *panel) {
     K3P_UNROLL
     for (uint32_t d = 0; d < 16u; d++)
-        _mm512_store_si512((void *)(panel + ((uint64_t)(4u * i + d / 4u) * n + c) * 64u + 16u * (d % 4u)), z[d]);
+        _mm512_store_si512((void *)(panel + (uint64_t)(4u * i + d / 4u) * k3p_of_quad(n) + c * 64u + 16u * (d % 4u)), z[d]);
 }
 
 /* The panel of 16 rows of B bf16. */
@@ -57,35 +57,31 @@ static __attribute__((noinline)) void k3p_panel_bf16(const uint8_t *const *row, 
 
 /* ---- MXFP4 ----------------------------------------------------------------------------------------- */
 
-/* What the scales of 16 rows do to their bf16s. A magnitude is looked up as of scale 254 (which as a word of 16 bits
- * passes the sign's place), then `less` is taken away and no more than is there: so a zero stays one, and the half of
- * scale 1, which is subnormal, becomes one (rule 4). Scale 0 takes everything, and `sign` leaves no sign. */
-typedef struct {
-    __m512i less, sign;
-} k3p_scaling;
-
-#define K3P_MAGNITUDES 0x0000, 0x7e80, 0x7f00, 0x7f40, 0x7f80, 0x7fc0, 0x8000, 0x8040
-/* By an index of five bits: of the code, and one of the next nibble at its top. */
-static const uint16_t k3p_magnitudes[32] __attribute__((aligned(64))) = {K3P_MAGNITUDES, K3P_MAGNITUDES, K3P_MAGNITUDES,
-                                                                         K3P_MAGNITUDES};
-
-K3V_INLINE k3p_scaling k3p_scaling_of(const uint8_t *scales) {
-    const __m512i scale = _mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i *)(const void *)scales));
-    const __mmask16 is_some = _mm512_test_epi32_mask(scale, scale);
-    const __m512i twice = _mm512_or_si512(scale, _mm512_slli_epi32(scale, 16));
-    const __m512i less = _mm512_sub_epi16(_mm512_set1_epi16(254 << 7), _mm512_slli_epi16(twice, 7));
-    const k3p_scaling s = {_mm512_mask_mov_epi32(_mm512_set1_epi32(-1), is_some, less),
-                           _mm512_maskz_set1_epi32(is_some, (int)0x80008000u)};
-    return s;
+/* A pair of codes becomes a pair of bf16 without the units that multiply: on a Zen 4 a multishift, a rotation or a sum that
+ * saturates takes their place, and shifts by a constant, permutations and plain sums do not.
+ *
+ * k3p_spread puts a dword's even codes into its low word and its odd ones into its high word, so that pair l is 4 l bits up.
+ * A code's sign and magnitude are looked up as of scale 1, the scale is added to the exponent, and what is no zero is kept. */
+K3V_INLINE __m512i k3p_spread(__m512i z, __mmask16 is_some) {
+#define K3P_BYTES(a, b, c, d) ((uint64_t)(a) | (uint64_t)(b) << 8 | (uint64_t)(c) << 16 | (uint64_t)(d) << 24)
+#define K3P_TWICE(a, b, c, d) (K3P_BYTES(a, b, c, d) | K3P_BYTES((a) + 32u, (b) + 32u, (c) + 32u, (d) + 32u) << 32)
+    const __m512i low = _mm512_multishift_epi64_epi8(_mm512_set1_epi64((long long)K3P_TWICE(0u, 16u, 4u, 20u)), z);
+    const __m512i high = _mm512_multishift_epi64_epi8(_mm512_set1_epi64((long long)K3P_TWICE(4u, 20u, 8u, 24u)), z);
+    return _mm512_maskz_ternarylogic_epi32(is_some, low, high, _mm512_set1_epi8(15), 0xe4); /* c ? a : b */
 }
 
-/* Byte l of a dword of 16 rows -> their pairs of bf16. Low byte of a word: the code's index; its top bit: the sign. */
-K3V_INLINE __m512i k3p_decode(__m512i dwords, uint32_t l, k3p_scaling s) {
-#define K3P_SHIFT(at) ((uint64_t)(at) | (uint64_t)(((at) + 60u) & 63u) << 8)
-    const uint64_t shift = K3P_SHIFT(8u * l) | K3P_SHIFT(8u * l + 4u) << 16 | K3P_SHIFT(8u * l + 32u) << 32 | K3P_SHIFT(8u * l + 36u) << 48;
-    const __m512i code = _mm512_multishift_epi64_epi8(_mm512_set1_epi64((long long)shift), dwords);
-    const __m512i magnitude = _mm512_permutexvar_epi16(code, _mm512_load_si512((const void *)k3p_magnitudes));
-    return _mm512_ternarylogic_epi32(_mm512_subs_epu16(magnitude, s.less), code, s.sign, 0xf8); /* a | (b & c) */
+#define K3P_OF_ONE 0x0000, 0x0000, 0x0080, 0x00c0, 0x0100, 0x0140, 0x0180, 0x01c0
+#define K3P_OF_MINUS 0x8000, 0x8000, 0x8080, 0x80c0, 0x8100, 0x8140, 0x8180, 0x81c0
+#define K3P_KEPT 0x8000, 0xffff, 0xffff, 0xffff, 0xffff, 0xffff, 0xffff, 0xffff
+/* By an index of five bits: of the code, and one of the next code at its top. */
+static const uint16_t k3p_values[32] __attribute__((aligned(64))) = {K3P_OF_ONE, K3P_OF_MINUS, K3P_OF_ONE, K3P_OF_MINUS};
+static const uint16_t k3p_kept[32] __attribute__((aligned(64))) = {K3P_KEPT, K3P_KEPT, K3P_KEPT, K3P_KEPT};
+
+/* Pair l of codes by k3p_spread, as bf16. */
+K3V_INLINE __m512i k3p_decode(__m512i codes, uint32_t l, __m512i scale) {
+    const __m512i index = l == 0u ? codes : _mm512_srli_epi16(codes, 4u * l);
+    const __m512i value = _mm512_permutexvar_epi16(index, _mm512_load_si512((const void *)k3p_values));
+    return _mm512_and_si512(_mm512_add_epi16(value, scale), _mm512_permutexvar_epi16(index, _mm512_load_si512((const void *)k3p_kept)));
 }
 
 /* Scale bytes of 16 rows, as [group][row]; n groups, then bytes that are nobody's, up to a multiple of 16. */
@@ -116,34 +112,19 @@ K3V_INLINE void k3p_codes(const uint8_t *const *row, uint32_t c, uint32_t G, __m
     else k3p_transpose_tail(row, 64u * (uint64_t)c, 16u * (G - 4u * c), _mm512_set1_epi8((char)0x88), z);
 }
 
-/* Of a group that is absent any scale but 0 will do. */
-K3V_INLINE k3p_scaling k3p_scaling_at(const uint8_t (*scales)[16], uint32_t g, uint32_t G) {
-    static const uint8_t one[16] = {127, 127, 127, 127, 127, 127, 127, 127, 127, 127, 127, 127, 127, 127, 127, 127};
-    return k3p_scaling_of(g < G ? scales[g] : one);
+/* Scales of 16 rows to be added to exponents, for both elements of a pair; returns which are not 0. Of a group that is absent
+ * any other will do. */
+K3V_INLINE __mmask16 k3p_scale_of(const uint8_t (*scales)[16], uint32_t g, uint32_t G, __m512i *out) {
+    const __m512i one = _mm512_set1_epi32(1);
+    const __m512i scale = g < G ? _mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i *)(const void *)scales[g])) : one;
+    const __mmask16 is_some = _mm512_test_epi32_mask(scale, scale);
+    const __m512i less = _mm512_slli_epi32(_mm512_maskz_sub_epi32(is_some, scale, one), 7);
+    *out = _mm512_or_si512(less, _mm512_slli_epi32(less, 16));
+    return is_some;
 }
 
-/* The panel of 16 rows of G groups; scales as k3p_scales leaves them. */
-static __attribute__((noinline)) void k3p_panel_mxfp4(const uint8_t *const *row, const uint8_t (*scales)[16], uint32_t G,
-                                                      int is_cold, uint32_t *panel) {
-    const uint32_t n = (G + 3u) / 4u;
-    for (uint32_t c = 0; c < n; c++) {
-        __m512i z[16];
-        if (is_cold) k3p_prefetch(row, 64u * ((uint64_t)c + K3P_AHEAD), 16u * (uint64_t)G, 64u);
-        k3p_codes(row, c, G, z);
-        for (uint32_t v = 0; v < 4u; v++) {
-            const k3p_scaling s = k3p_scaling_at(scales, 4u * c + v, G);
-            uint32_t *out = panel + ((uint64_t)4u * v * n + c) * 64u;
-            K3V_UNROLL
-            for (uint32_t q = 0; q < 4u; q++)
-                K3V_UNROLL
-                for (uint32_t l = 0; l < 4u; l++)
-                    _mm512_store_si512((void *)(out + (uint64_t)q * n * 64u + 16u * l), k3p_decode(z[4u * v + q], l, s));
-        }
-    }
-}
-
-/* Codes and scales as the products read them that decode on their way: [4 positions][chunks][4 quads, less, sign][16 rows]. */
-#define K3P_CODED 96u /* dwords of a group */
+/* Codes and scales as the products read them that decode on their way: [4 positions][chunks][4 quads, scale][16 rows]. */
+#define K3P_CODED 80u /* dwords of a group */
 static __attribute__((noinline)) void k3p_panel_coded(const uint8_t *const *row, const uint8_t (*scales)[16], uint32_t G,
                                                       int is_cold, uint32_t *panel) {
     const uint32_t n = (G + 3u) / 4u;
@@ -153,12 +134,12 @@ static __attribute__((noinline)) void k3p_panel_coded(const uint8_t *const *row,
         k3p_codes(row, c, G, z);
         K3V_UNROLL
         for (uint32_t v = 0; v < 4u; v++) {
-            const k3p_scaling s = k3p_scaling_at(scales, 4u * c + v, G);
+            __m512i scale;
+            const __mmask16 is_some = k3p_scale_of(scales, 4u * c + v, G, &scale);
             uint32_t *out = panel + ((uint64_t)v * n + c) * K3P_CODED;
             K3V_UNROLL
-            for (uint32_t q = 0; q < 4u; q++) _mm512_store_si512((void *)(out + 16u * q), z[4u * v + q]);
-            _mm512_store_si512((void *)(out + 64), s.less);
-            _mm512_store_si512((void *)(out + 80), s.sign);
+            for (uint32_t q = 0; q < 4u; q++) _mm512_store_si512((void *)(out + 16u * q), k3p_spread(z[4u * v + q], is_some));
+            _mm512_store_si512((void *)(out + 64), scale);
         }
     }
 }

@@ -31,11 +31,8 @@ K3V_INLINE uint64_t k3p_block_bytes(const k3p_matrix *m, uint32_t n_tok) { /* of
     return 16u * k3p_ldx(m->kind, (m->B + K3_CHUNK - 1u) / K3_CHUNK, n_tok);
 }
 
-/* Whether codes are decoded between the products. */
-K3V_INLINE int k3p_is_coded(const k3p_matrix *m, uint32_t n_tok) { return m->S != NULL && n_tok <= K3P_FEW; }
-K3V_INLINE uint32_t k3p_most(const k3p_matrix *m, uint32_t n_tok) {
-    return k3p_is_once(m) ? K3P_BATCH : k3p_is_coded(m, n_tok) ? K3P_FEW : K3P_TOKENS;
-}
+/* Tokens of a group of packed x, at most. */
+K3V_INLINE uint32_t k3p_most(const k3p_matrix *m) { return k3p_is_once(m) ? K3P_BATCH : m->S != NULL ? K3P_FEW : K3P_TOKENS; }
 
 /* Where 16 rows' block b lies. */
 typedef struct {
@@ -57,7 +54,7 @@ K3V_INLINE k3p_soon k3p_soon_at(const k3p_matrix *m, k3p_place next) {
 }
 
 /* The panel of 16 rows (rows that do not exist repeat the last). */
-K3V_INLINE void k3p_panel(const k3p_matrix *m, k3p_place at, uint32_t row1, int is_coded, int is_cold, k3p_work *s) {
+K3V_INLINE void k3p_panel(const k3p_matrix *m, k3p_place at, uint32_t row1, int is_cold, k3p_work *s) {
     const uint32_t G = m->B / K3_MX_GROUP;
     const uint8_t *w[K3P_ROWS], *scale[K3P_ROWS];
     for (uint32_t i = 0; i < K3P_ROWS; i++) {
@@ -70,7 +67,7 @@ K3V_INLINE void k3p_panel(const k3p_matrix *m, k3p_place at, uint32_t row1, int 
         return;
     }
     k3p_scales(scale, G, s->scales);
-    (is_coded ? k3p_panel_coded : k3p_panel_mxfp4)(w, (const uint8_t(*)[16])s->scales, G, is_cold, s->panel);
+    k3p_panel_coded(w, (const uint8_t(*)[16])s->scales, G, is_cold, s->panel);
 }
 
 /* Block b of rows r .. r + 15 into y; meanwhile what comes next is fetched. */
@@ -78,11 +75,10 @@ K3V_INLINE void k3p_rows16(const k3p_matrix *m, k3p_place at, k3p_place next, ui
                            uint32_t n_tok, float *y, uint64_t ldy, k3p_work *s) {
     static const uint8_t order[4] = {0, 2, 1, 3};
     const uint32_t n = (m->B + K3_CHUNK - 1u) / K3_CHUNK;
-    const int is_coded = k3p_is_coded(m, n_tok);
     k3p_soon soon = k3p_soon_at(m, next);
-    k3p_panel(m, at, row1, is_coded, is_cold, s);
+    k3p_panel(m, at, row1, is_cold, s);
     for (int step = 0; step < 4; step++)
-        (is_coded ? k3p_coded_position : k3p_position)(m->kind, order[step], step, n, x, n_tok, &soon, s);
+        (m->S != NULL ? k3p_coded_position : k3p_position)(m->kind, order[step], step, n, x, n_tok, &soon, s);
     k3p_finish(n_tok, s, y, ldy);
 }
 
@@ -142,7 +138,7 @@ K3V_INLINE void k3p_batch(const k3p_matrix *m, uint32_t row0, uint32_t row1, con
             if (!is_all || r == row0) {
                 const float *from[K3P_BATCH];
                 for (uint32_t t = 0; t < n_tok; t++) from[t] = x[t] + (uint64_t)b * m->B;
-                k3p_pack_x(m->kind, from, n_tok, k3p_most(m, n_tok), m->B, packed);
+                k3p_pack_x(m->kind, from, n_tok, k3p_most(m), m->B, packed);
             }
             for (uint32_t i = 0; i < n_rows && !is_once; i += K3P_ROWS) {
                 const k3p_place at = {r + i, b};
