@@ -7,6 +7,10 @@ comes after it is dropped, and whoever made the file asks at the end.
 import io
 import os
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from _typeshed import ReadableBuffer, WriteableBuffer
 
 
 class DiskFile(io.RawIOBase):
@@ -38,13 +42,13 @@ class DiskFile(io.RawIOBase):
         """Return the place."""
         return os.lseek(self._descriptor, 0, os.SEEK_CUR)
 
-    def readinto(self, buffer: object) -> int:
+    def readinto(self, buffer: "WriteableBuffer") -> int:
         """Read up to the buffer's length."""
-        return os.readv(self._descriptor, [memoryview(buffer).cast("B")])  # type: ignore[arg-type]
+        return os.readv(self._descriptor, [memoryview(buffer).cast("B")])
 
-    def write(self, data: object) -> int:
+    def write(self, data: "ReadableBuffer") -> int:
         """Write all of it, or keep why not; say in either case that it was written."""
-        view = memoryview(data).cast("B")  # type: ignore[arg-type]
+        view = memoryview(data).cast("B")
         done = 0
         try:
             while done < len(view) and self.error is None:

@@ -1,9 +1,11 @@
 """One layer at a time against NumPy: every kind passes, and a wrong weight fails its own lines."""
 
+import functools
 import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -127,10 +129,10 @@ def test_a_wrong_meaning_fails_its_op_alone(
     """What is compared is the engine with NumPy: a mistake on either side shows."""
     right = REFERENCE[Op.MLA_ATTEND]
 
+    @functools.wraps(right)
     def wrong(q: Array, cache: Array, *, latent: int, scale: float, **rest: object) -> Array:
         return np.asarray(right(q, cache, latent=latent, scale=scale * 1.001, **rest))
 
-    wrong.__signature__ = __import__("inspect").signature(right)  # type: ignore[attr-defined]
     monkeypatch.setitem(REFERENCE, Op.MLA_ATTEND, wrong)
     result = blocks.run(blocks.Options((oracle("tiny13"),), (3,), plain=True))
     ops = {check.name.split()[3] for check in of_ops(result.checks) if check.status == "FAIL"}
@@ -185,9 +187,9 @@ def test_routes_and_candidates_are_read_as_ids() -> None:
         ({"prompt": (1, 2, 1 << 20)}, "--ids: got 1048576"),
     ],
 )
-def test_what_does_not_fit_is_refused(oracle: Oracle, change: dict[str, object], said: str) -> None:
+def test_what_does_not_fit_is_refused(oracle: Oracle, change: dict[str, Any], said: str) -> None:
     with pytest.raises(UsageError, match=said):
-        blocks.run(blocks.Options((oracle("tiny13"),), **change))  # type: ignore[arg-type]
+        blocks.run(blocks.Options((oracle("tiny13"),), **change))
 
 
 def test_another_model_is_no_reference(oracle: Oracle) -> None:

@@ -192,20 +192,21 @@ def test_a_state_of_another_program_is_refused(case: Case) -> None:
 def test_steps_that_no_slot_is_ready_for_are_refused(case: Case) -> None:
     engine = case.engine
     engine.step(tokens_of((1, 2), 0, 0), 0)
-    bad: list[tuple[list[StepToken], int]] = [
-        ([], 0),
-        ([StepToken(1, 0, 0)] * (engine.most_tokens + 1), 1),
-        ([StepToken(1, 3, 0)], 1),  # a gap
-        ([StepToken(1, 1, 0)], 1),  # again
-        ([StepToken(1, 2, SLOTS)], 1),
-        ([StepToken(1, 0, -1)], 1),
-        ([StepToken(engine.vocab, 2, 0)], 1),
-        ([StepToken(1, 2, 0), StepToken(1, 4, 0)], 1),
-        ([StepToken(1, 0, 1), StepToken(1, 0, 1)], 1),
-        ([StepToken(1, 2, 0)], 2),
+    many = engine.most_tokens + 1
+    bad: list[tuple[list[StepToken], int, str]] = [
+        ([], 0, "a step of 0 tokens"),
+        ([StepToken(1, 0, 0)] * many, 1, f"a step of {many} tokens"),
+        ([StepToken(1, 3, 0)], 1, "its slot is at 2"),  # a gap
+        ([StepToken(1, 1, 0)], 1, "its slot is at 2"),  # again
+        ([StepToken(1, 2, SLOTS)], 1, f"there are {SLOTS} slots"),
+        ([StepToken(1, 0, -1)], 1, f"there are {SLOTS} slots"),
+        ([StepToken(engine.vocab, 2, 0)], 1, f"{engine.vocab} ids"),
+        ([StepToken(1, 2, 0), StepToken(1, 4, 0)], 1, "its slot is at 3"),
+        ([StepToken(1, 0, 1), StepToken(1, 0, 1)], 1, "its slot is at 1"),
+        ([StepToken(1, 2, 0)], 2, "2 choices of 1 tokens"),
     ]
-    for tokens, n_wanted in bad:
-        with pytest.raises(ValueError):  # noqa: PT011 - each has its own words
+    for tokens, n_wanted, said in bad:
+        with pytest.raises(ValueError, match=said):
             engine.step(tokens, n_wanted)
     engine.step([StepToken(3, 2, 0)], 1)  # nothing has changed
 

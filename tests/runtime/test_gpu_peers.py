@@ -259,11 +259,11 @@ def test_control_a_peer_without_access_ends_the_launch(
 
 @VENDORS
 def test_control_memory_of_one_device_is_not_the_others(
-    device_code: Code, tmp_path: Path, vendor: str
+    device_code: Code, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, vendor: str
 ) -> None:
     """Ranks on two devices whose segments are device 0's own memory: what a map is for."""
     devices, driver = several(device_code, 2, vendor)
-    devices.map_ranks = driver.devices[0].map_ranks  # type: ignore[method-assign]
+    monkeypatch.setattr(devices, "map_ranks", driver.devices[0].map_ranks)
     with pytest.raises(UnsoundError, match="device 1: got an illegal address, need access"):
         run(toy_group(devices, tmp_path, 2, vendor))
 
@@ -288,8 +288,9 @@ def test_control_the_attribute_of_hip_says_atomics_of_any_link(device_code: Code
 def test_each_device_has_room_for_its_ranks(device_code: Code, tmp_path: Path, vendor: str) -> None:
     devices, driver = several(device_code, 2, vendor)
     driver.devices[1].total_bytes = 4096
-    with pytest.raises(TargetError, match=r"memory of device 1: .* bytes for 1 rank,"):
+    with pytest.raises(TargetError, match=r"memory of device 1: .* bytes for 1 rank,") as caught:
         run(toy_group(devices, tmp_path, 2, vendor))
+    assert f"({DRIVERS[vendor].monitor})" in caught.value.hint
     devices, driver = several(device_code, 2, vendor)
     driver.devices[1].n_units = 3
     with pytest.raises(TargetError, match=r"device 1: decode: got 3 resident blocks, need \d, "):

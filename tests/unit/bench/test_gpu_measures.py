@@ -101,7 +101,7 @@ def test_control_what_goes_wrong_in_a_chain_is_no_number(device_code: Code, tmp_
 
 
 def test_control_a_barrier_that_was_not_kept_is_no_number(
-    device_code: Code, tmp_path: Path
+    device_code: Code, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     class Lossy(EmulatedDevice):
         """One block of the barrier is not started, so the others give up."""
@@ -112,9 +112,11 @@ def test_control_a_barrier_that_was_not_kept_is_no_number(
     device = Lossy(device_code("cuda"))
     loaded = Loaded(device, nop_chain(CUDA, 4, 3), tmp_path)
     barrier = gpu_measures._Barrier(device, loaded, 4)
-    barrier._ask = lambda rounds: patch(  # type: ignore[method-assign]
-        device, barrier._asked, np.array([4, rounds, 50], "<u4")
-    )
+
+    def ask(rounds: int) -> None:
+        patch(device, barrier._asked, np.array([4, rounds, 50], "<u4"))
+
+    monkeypatch.setattr(barrier, "_ask", ask)
     with pytest.raises(UnsoundError, match="a barrier: got 6, need 8 arrivals"):
         barrier.seconds(2)
 
