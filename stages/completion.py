@@ -23,7 +23,9 @@ def run(options: Options) -> str:
     assert kind is not None, options.shell
     # Not source(): for bash it starts one to look at its version, and complains on stdout.
     asks = kind(click.get_current_context().find_root().command, {}, PROGRAM, VARIABLE)
-    return asks.source_template % asks.source_vars()
+    script = asks.source_template % asks.source_vars()
+    # click's fish cuts the answer at every comma: a summary ended at its first one.
+    return script.replace('string split ","', 'string split --max 1 ","', 1)
 
 
 @click.command("completion")
