@@ -20,6 +20,7 @@ from k3tool.isa.table import ALL_PHASES
 from k3tool.ref.formats import SCALE_LIMIT
 from k3tool.runtime.gpu_object import LAUNCH_DTYPE
 from k3tool.runtime.gpu_runtime import Device
+from k3tool.runtime.gpu_vendors import DRIVERS
 from k3tool.runtime.image_layout import (
     PLACE_ARENA,
     PLACE_EXPERTS,
@@ -30,6 +31,7 @@ from k3tool.runtime.image_layout import (
 from k3tool.runtime.image_view import view_image
 from k3tool.runtime.requests import Step
 from k3tool.tables import bytes_text, count_text
+from k3tool.targets import get_target
 
 Array = npt.NDArray[Any]
 LINE_BYTES = 64  # K3_LINE
@@ -342,10 +344,11 @@ def require_memory(device: Device, ranks: Sequence[RankMemory]) -> int:
     free = device.free_bytes()
     if need > free:
         weights = bytes_text(sum(rank.weight_bytes for rank in ranks))
+        monitor = DRIVERS[get_target(ranks[0].isa.target).family].monitor
         raise TargetError(
             f"memory of {device.name}", got=f"{free} bytes free",
             need=f"{need} bytes for {count_text(len(ranks), 'rank')}, {weights} of it weights",
-            hint="end what else uses the device (nvidia-smi), or compile with a smaller --ctx",
+            hint=f"end what else uses the device ({monitor}), or compile with a smaller --ctx",
         )  # fmt: skip
     return need
 
