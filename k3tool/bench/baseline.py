@@ -22,12 +22,15 @@ _MEASURED = {"measured": Rows(ROW)}
 
 
 class Change(NamedTuple):
-    """One measured value then and now. `is_apart`: the runs' ends do not overlap."""
+    """One measured value then and now. `is_apart`: the runs' ends do not overlap.
+
+    `ratio` is None where it was 0 before: JSON has no other number for that.
+    """
 
     name: str
     before: float
     now: float
-    ratio: float
+    ratio: float | None
     is_apart: bool
 
 
@@ -59,15 +62,15 @@ def read_baseline(path: Path, now: Mapping[str, Any]) -> dict[str, Any]:
     if not isinstance(found, dict) or fault(_MEASURED, found) is not None:
         raise ArtifactError(str(path), got="no measured values", need=need)
     for name in _SAME:
-        _require_same(path, name, found.get(name), now[name])
+        require_same(path, name, found.get(name), now[name])
     return found
 
 
-def _require_same(path: Path, name: str, got: object, need: object) -> None:
-    """Refuse another value, naming the first field of it that differs."""
+def require_same(path: Path, name: str, got: object, need: object) -> None:
+    """Refuse another value, naming the first field of it that differs. Raises: ArtifactError."""
     if isinstance(got, dict) and isinstance(need, dict):
         for key in sorted(got.keys() | need.keys()):
-            _require_same(path, f"{name}.{key}", got.get(key), need.get(key))
+            require_same(path, f"{name}.{key}", got.get(key), need.get(key))
     elif got != need:
         hint = "measure that again with these settings, or compare with another file"
         raise ArtifactError(f"{path}: {name}", got=quoted(got), need=quoted(need), hint=hint)
@@ -87,7 +90,7 @@ def compare(
     return [
         Change(
             row["name"], was["median"], row["median"],
-            row["median"] / was["median"] if was["median"] else float("nan"),
+            row["median"] / was["median"] if was["median"] else None,
             row["most"] < was["least"] or was["most"] < row["least"],
         )
         for row, was in zip(rows, old, strict=True)
@@ -103,7 +106,8 @@ def change_lines(changes: Sequence[Change]) -> list[str]:
     columns = [Column("against the baseline", "left"), Column("before"), Column("now"),
                Column("now / before"), Column("spreads", "left")]  # fmt: skip
     rows = [
-        (c.name, number_text(c.before), number_text(c.now), f"{c.ratio:.3f}",
+        (c.name, number_text(c.before), number_text(c.now),
+         "-" if c.ratio is None else f"{c.ratio:.3f}",
          "apart" if c.is_apart else "overlap")
         for c in changes
     ]  # fmt: skip

@@ -20,6 +20,8 @@ NEED = (
     "a trace of run --expert-trace"
 )
 
+NOT_DRAWN = ("chain", "simulate", "cache")  # counts that are drawn from the files they are of
+
 
 @dataclass(slots=True)
 class Gathered:
@@ -72,6 +74,9 @@ def _add_json(found: Gathered, path: Path) -> None:
     if "traceEvents" in data:
         check_trace(path, data)
         found.timelines.append((path.name, data))
+    elif data.get("bench") in NOT_DRAWN:
+        need = "plan.h5, from which a page draws the chain, or a trace of run --expert-trace"
+        raise ArtifactError(str(path), got=f"JSON of bench {data['bench']}", need=need)
     elif isinstance(data.get("bench"), str):
         _require(path, SHAPES.get(data["bench"], MEASURED), data)
         found.measured.append((path.name, data))

@@ -53,12 +53,13 @@ def run(options: Options) -> "BenchReport":
 @common.tp(default=1)
 @common.numerics(default="f32")
 @click.option("--cache", type=common.PATH, help="As of run.")
+@shared.page_option()
 @shared.strict_option()
 @shared.baseline_option()
 @common.as_json()
 def command(source: Path | None, shards: tuple[Path, ...], count: int, ids: str, gen: int,
-            repeats: int, tp: int, numerics: str, cache: Path | None, strict: bool,
-            as_json: bool, baseline: Path | None) -> None:  # fmt: skip
+            repeats: int, tp: int, numerics: str, cache: Path | None, page: Path | None,
+            strict: bool, as_json: bool, baseline: Path | None) -> None:  # fmt: skip
     """Run one model in budgets from the least to all of it.
 
     Compared are bits, peaks of memory and rates. SOURCE is a checkpoint or a shards folder; its
@@ -75,6 +76,8 @@ def command(source: Path | None, shards: tuple[Path, ...], count: int, ids: str,
     options = Options(
         first, count, parse_ids(ids), gen, tp, numerics, cache, tuple(beside), repeats
     )
+    shared.check_page(page, [first, *beside])
     shared.measure(
-        "budgets", lambda: run(options), strict=strict, as_json=as_json, baseline=baseline
-    )
+        "budgets", lambda: run(options), strict=strict, as_json=as_json, baseline=baseline,
+        after=lambda said: shared.write_page(page, said),
+    )  # fmt: skip

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 
 import click
 
-from k3tool.canonical import canonical_json
 from k3tool.errors import UsageError
 from k3tool.tables import Column, Table, bytes_text
 from stages import options as common
@@ -79,8 +78,9 @@ def lines(result: Result) -> Iterator[str]:
 @click.argument("trace", type=common.PATH)
 @click.option("--slots", type=click.IntRange(min=1), multiple=True, callback=shared.distinct,
               help="A size to replay; may be given more than once.")  # fmt: skip
+@shared.baseline_option("")
 @common.as_json()
-def command(as_json: bool, trace: Path, slots: tuple[int, ...]) -> None:
+def command(as_json: bool, trace: Path, slots: tuple[int, ...], baseline: Path | None) -> None:
     """Replay a trace of experts against caches of many sizes.
 
     TRACE is what `run --memory SIZE --expert-trace TRACE` wrote; it is replayed under several
@@ -90,19 +90,20 @@ def command(as_json: bool, trace: Path, slots: tuple[int, ...]) -> None:
     Example:
       k3tool bench cache experts.trace --slots 256 --slots 1024
     """
-    result = run(Options(trace, slots))
-    if as_json:
-        click.echo(
-            canonical_json(
-                {
-                    "steps": result.steps,
-                    "recorded_hits": result.recorded_hits,
-                    "recorded_slots": result.trace.slots,
-                    "expert_bytes": result.trace.expert_bytes,
-                    "replays": [asdict(one) for one in result.replays],
-                }
-            )
-        )
-        return
-    for line in lines(result):
-        click.echo(line)
+
+    def counted() -> tuple[dict[str, object], Iterator[str]]:
+        result = run(Options(trace, slots))
+        return cache_data(result), lines(result)
+
+    shared.count("cache", counted, as_json=as_json, baseline=baseline)
+
+
+def cache_data(result: Result) -> dict[str, object]:
+    """Return what `--json` prints."""
+    return {
+        "steps": result.steps,
+        "recorded_hits": result.recorded_hits,
+        "recorded_slots": result.trace.slots,
+        "expert_bytes": result.trace.expert_bytes,
+        "replays": [asdict(one) for one in result.replays],
+    }

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 
 import click
 
-from k3tool.canonical import canonical_json
 from stages import options as common
 from stages.bench import shared
 
@@ -40,8 +39,10 @@ def run(options: Options) -> "Chain":
 @click.argument("plan", type=common.PATH)
 @shared.phase_option()
 @shared.bandwidth_option()
+@shared.baseline_option("")
 @common.as_json()
-def command(plan: Path, phase: str | None, bandwidth: float | None, as_json: bool) -> None:
+def command(plan: Path, phase: str | None, bandwidth: float | None, as_json: bool,
+            baseline: Path | None) -> None:  # fmt: skip
     """Count a plan's hand-offs, and the floor they imply.
 
     Counted are packets, edges, waits, polls and the path. `critical_path` counts every packet gate
@@ -51,13 +52,15 @@ def command(plan: Path, phase: str | None, bandwidth: float | None, as_json: boo
 
     \b
     Example:
-      k3tool bench chain plan.h5 --json
+      k3tool bench chain plan.h5 --json > before.json
+      k3tool bench chain other.h5 --baseline before.json
     """
-    measured = run(Options(plan, phase, bandwidth))
-    if as_json:
-        click.echo(canonical_json(chain_data(measured)))
-        return
-    click.echo("\n".join(chain_lines(measured)))
+
+    def counted() -> tuple[dict[str, object], Iterator[str]]:
+        measured = run(Options(plan, phase, bandwidth))
+        return chain_data(measured), chain_lines(measured)
+
+    shared.count("chain", counted, as_json=as_json, baseline=baseline)
 
 
 def chain_data(c: "Chain") -> dict[str, object]:

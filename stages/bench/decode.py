@@ -48,8 +48,7 @@ def run(options: "Options") -> "BenchReport":
 @click.option("--chrome-trace", type=common.PATH, metavar="FILE",
               help="Write a token's packets by worker, for Perfetto or chrome://tracing.",
               )  # fmt: skip
-@click.option("--report", "page", type=common.PATH, metavar="FILE",
-              help="Write a page with pictures of this; bench report draws more.")  # fmt: skip
+@shared.page_option()
 @shared.repeats_option()
 @shared.strict_option()
 @shared.baseline_option()
@@ -82,16 +81,11 @@ def command(strict: bool, as_json: bool, baseline: Path | None, chrome_trace: Pa
 
 def _check_files(options: "Options", chrome_trace: Path | None, page: Path | None) -> None:
     """Refuse outputs that cannot be, before anything is measured."""
-    from k3tool.bench.page import MARK
-    from k3tool.bench.pictures import require_matplotlib
     from k3tool.bench.timeline import TRACE_MARK
 
-    outputs = []
+    outputs = shared.page_outputs(page)
     if chrome_trace is not None:
         outputs.append(Output("--chrome-trace", chrome_trace, "trace", TRACE_MARK))
-    if page is not None:
-        require_matplotlib()
-        outputs.append(Output("--report", page, "report", MARK))
     check_outputs(outputs, [options.checkpoint])
 
 

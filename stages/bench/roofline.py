@@ -1,14 +1,15 @@
 """`k3tool bench roofline`: the least time of a token, by bytes, operations and hand-offs."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from k3tool.canonical import canonical_json
 from k3tool.targets import BATCH, DEFAULT_CONTEXT
 from stages import options as common
+from stages.bench import shared
 
 if TYPE_CHECKING:
     from k3tool.bench.roofline import Roofline
@@ -65,9 +66,12 @@ def run(options: Options) -> "Roofline":
               help="Read bandwidth in place of the device's.")  # fmt: skip
 @click.option("--handoff-us", type=common.Finite(min=0.0), metavar="US",
               help="Cost of a hand-off in place of the device's.")  # fmt: skip
+@shared.page_option()
+@shared.baseline_option("")
 @common.as_json()
 def command(source: Path, tp: int | None, batch: int, ctx: int, numerics: str, device: str,
-            bandwidth: float | None, handoff_us: float | None, as_json: bool) -> None:  # fmt: skip
+            bandwidth: float | None, handoff_us: float | None, page: Path | None, as_json: bool,
+            baseline: Path | None) -> None:  # fmt: skip
     """Say the least time that a decode step can take.
 
     That is what it must read, compute and hand over. SOURCE is a config.json, a checkpoint or a
@@ -80,7 +84,15 @@ def command(source: Path, tp: int | None, batch: int, ctx: int, numerics: str, d
       k3tool bench roofline config.json --tp 8 --device MI355X
       k3tool bench roofline CKPT --ctx 32000 --json
     """
+    from k3tool.bench.devices import MEASURED
     from k3tool.bench.roofline import as_dict, lines
 
-    found = run(Options(source, tp, batch, ctx, numerics, device, bandwidth, handoff_us))
-    click.echo(canonical_json(as_dict(found)) if as_json else "\n".join(lines(found)))
+    def counted() -> tuple[dict[str, Any], Iterator[str]]:
+        found = run(Options(source, tp, batch, ctx, numerics, device, bandwidth, handoff_us))
+        return as_dict(found), lines(found)
+
+    shared.check_page(page, [source])
+    said = shared.count(
+        "roofline", counted, as_json=as_json, baseline=baseline, is_measured=device == MEASURED
+    )
+    shared.write_page(page, said)

@@ -1,12 +1,13 @@
 """Options and output that several subcommands of bench share."""
 
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from k3tool.atomic import Output, check_outputs
 from k3tool.errors import UnsoundError, UsageError
 from k3tool.targets import get_target
 from stages import options as common
@@ -73,21 +74,59 @@ def strict_option() -> common.Decorator:
     return click.option("--strict", is_flag=True, help="Exit code 4 if a limit is missed.")
 
 
-def baseline_option() -> common.Decorator:
-    """Return `--baseline`."""
+def baseline_option(where: str = " on this machine") -> common.Decorator:
+    """Return `--baseline`; `where` the earlier one has to be from."""
     return click.option(
         "--baseline", type=common.PATH, metavar="FILE",
-        help="Compare with what --json printed earlier, with the same settings on this machine.",
+        help=f"Compare with what --json printed earlier, with the same settings{where}.",
     )  # fmt: skip
+
+
+def page_option() -> common.Decorator:
+    """Return `--report` as the parameter `page`."""
+    return click.option(
+        "--report", "page", type=common.PATH, metavar="FILE",
+        help="Write a page with pictures of this; bench report draws more.",
+    )  # fmt: skip
+
+
+def page_outputs(page: Path | None) -> list[Output]:
+    """Return what --report is to write, if anything. Raises: TargetError without matplotlib."""
+    if page is None:
+        return []
+    from k3tool.bench.page import MARK
+    from k3tool.bench.pictures import require_matplotlib
+
+    require_matplotlib()
+    return [Output("--report", page, "report", MARK)]
+
+
+def check_page(page: Path | None, inputs: Sequence[Path]) -> None:
+    """Refuse a page that cannot be written, before anything is measured.
+
+    Raises: as page_outputs; UsageError for what may not be written over.
+    """
+    check_outputs(page_outputs(page), inputs)
+
+
+def write_page(page: Path | None, said: dict[str, Any]) -> None:
+    """Write the page of what --json prints."""
+    if page is None:
+        return
+    from k3tool.bench import report
+    from k3tool.bench.gathered import Gathered
+
+    report.write_page(Gathered([("this run", said)]), page)
 
 
 # Parameters that say how often something is measured and what becomes of the numbers, not what.
 _NO_SETTINGS = frozenset(
     {"strict", "as_json", "baseline", "repeats", "cache", "chrome_trace", "page"}
 )
+_INPUTS = frozenset({"plan", "isa", "trace", "source"})  # of counts: two of them are compared
 
 
-def settings() -> dict[str, object]:
+def settings(without: frozenset[str] = frozenset()) -> dict[str, object]:
     """Return what this command was asked to measure: its parameters as plain values."""
 
     def plain(value: object) -> object:
@@ -96,7 +135,42 @@ def settings() -> dict[str, object]:
         return [plain(one) for one in value] if isinstance(value, tuple) else value
 
     params: dict[str, Any] = click.get_current_context().params
-    return {name: plain(value) for name, value in params.items() if name not in _NO_SETTINGS}
+    left_out = _NO_SETTINGS | without
+    return {name: plain(value) for name, value in params.items() if name not in left_out}
+
+
+def count(
+    name: str,
+    run: Callable[[], tuple[dict[str, Any], Iterable[str]]],
+    *,
+    as_json: bool,
+    baseline: Path | None,
+    is_measured: bool = False,
+) -> dict[str, Any]:
+    """Count and print; compare with earlier counts, which are looked at first.
+
+    `run` returns what --json prints of the counts, and the lines that a person reads. They depend
+    on the machine where some of their inputs are measured.
+
+    Raises: ArtifactError for a baseline of something else.
+    """
+    from k3tool.bench.baseline import machine
+    from k3tool.bench.count_baseline import compare_counts, count_lines, read_counts
+
+    what = {"bench": name, "settings": settings(_INPUTS)}
+    if is_measured:
+        what["machine"] = machine()
+    before = None if baseline is None else read_counts(baseline, what)
+    data, found = run()
+    # Keys become texts, as they are in a file.
+    said: dict[str, Any] = json.loads(json.dumps(data | what))
+    lines = list(found)
+    if before is not None:
+        changes = compare_counts(before, said)
+        lines += ["", *count_lines(changes)]
+        said["against"] = [change.as_dict() for change in changes]
+    click.echo(json.dumps(said, indent=1, sort_keys=True) if as_json else "\n".join(lines))
+    return said
 
 
 def measure(

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 
 import click
 
-from k3tool.canonical import canonical_json
 from k3tool.tables import count_text
 from stages import options as common
 from stages.bench import shared
@@ -135,6 +134,7 @@ def _execute(isa: "Isa", phase: str, seed: int) -> dict[str, int]:
     show_default=True,
     help="Mean stall.",
 )
+@shared.baseline_option("")
 @common.as_json()
 def command(
     isa: Path,
@@ -147,6 +147,7 @@ def command(
     stall_rate: float,
     stall_us: float,
     as_json: bool,
+    baseline: Path | None,
 ) -> None:
     """Execute a stream's waits, and predict a step's time.
 
@@ -160,11 +161,12 @@ def command(
       k3tool bench simulate isa.h5 --seeds 8 --handoff-us 5.72
     """
     costs = (handoff_us, gate_us, unit_bandwidth, stall_rate, stall_us)
-    result = run(Options(isa, phase, bandwidth, seeds, *costs))
-    if as_json:
-        click.echo(canonical_json({"deadlocks": 0, **asdict(result)}))
-        return
-    click.echo("\n".join(simulated_lines(result)))
+
+    def counted() -> tuple[dict[str, object], Iterator[str]]:
+        result = run(Options(isa, phase, bandwidth, seeds, *costs))
+        return {"deadlocks": 0, **asdict(result)}, simulated_lines(result)
+
+    shared.count("simulate", counted, as_json=as_json, baseline=baseline)
 
 
 def simulated_lines(result: Simulation) -> Iterator[str]:

@@ -27,7 +27,9 @@ from k3tool.compiler.plan import Plan, save_plan
 from k3tool.errors import ArtifactError
 from k3tool.model.config import K3Config
 from k3tool.runtime.expert_trace import EVENT_DTYPE, MAGIC
+from stages.bench import budgets as budgets_stage
 from stages.bench import decode as decode_stage
+from stages.bench import prefill as prefill_stage
 
 SECTIONS = ["What was measured", "Anatomy of a step", "Roofline", "A token by worker",
             "Chain depth by layer", "Experts", "Memory"]  # fmt: skip
@@ -169,7 +171,18 @@ def test_what_nobody_measured_is_said(files: list[Path], tmp_path: Path, k3tool:
 
 
 @pytest.mark.parametrize(
-    "text", ["", "[]", "{}", "no JSON", '{"traceEvents": []}', '{"bench": 3}', "\x89HDF"]
+    "text",
+    [
+        "",
+        "[]",
+        "{}",
+        "no JSON",
+        '{"traceEvents": []}',
+        '{"bench": 3}',
+        "\x89HDF",
+        '{"traceEvents": [3]}',
+        '{"bench": "chain"}',
+    ],
 )
 def test_what_is_nothing_to_draw_is_refused(tmp_path: Path, k3tool: Callable, text: str) -> None:
     path, out = tmp_path / "x", tmp_path / "report.html"
@@ -209,6 +222,25 @@ def test_without_matplotlib_it_says_how_to_get_it(
     done = k3tool("bench", "report", files[0], "-o", tmp_path / "report.html")
     assert done.code == 5
     assert "pip install" in done.err
+
+
+def test_other_commands_write_a_page_too(
+    tmp_path: Path, k3tool: Callable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    step_of = measured_decode()["prefill_anatomy"]
+    facts = {"chunks": [{"chunk": 16, "anatomy": step_of}], "read_bandwidth": 5e10}
+    report = BenchReport("prefill", ["defined"], [("x", spread([1.0]), "GB/s")], (), facts)
+    monkeypatch.setattr(prefill_stage, "run", lambda options, chunks: report)
+    page = tmp_path / "report.html"
+    assert k3tool("bench", "prefill", tmp_path, "--report", page).code == 0
+    assert pictures(parse(page)) == 1 + 1
+    assert k3tool("bench", "prefill", tmp_path, "--report", tmp_path / "no" / "x").code == 2
+    found = {"budgets": [{"memory_bytes": 10**9, "step_seconds": 2.0}],
+             "resident": {"step_seconds": 1.0}}  # fmt: skip
+    dial = BenchReport("budgets", ["defined"], [("x", spread([1.0]), "share")], (), found)
+    monkeypatch.setattr(budgets_stage, "run", lambda options: dial)
+    assert k3tool("bench", "budgets", tmp_path, "--report", page).code == 0
+    assert pictures(parse(page)) == 1
 
 
 # -- the trace of a token --------------------------------------------------------------------------

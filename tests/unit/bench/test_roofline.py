@@ -9,6 +9,7 @@ import pytest
 
 from k3tool.bench import measured
 from k3tool.bench.devices import DEVICES, Device, get_device, with_figures
+from k3tool.bench.page import MARK
 from k3tool.bench.roofline import (
     GIB,
     LATENTS,
@@ -164,12 +165,26 @@ def test_the_command(
     found = k3tool("bench", "roofline", path, *step, "--device", "mi355x", "--json")
     assert found.code == 0
     made = roofline(tiny, Asked(2, 2, 100), get_device("MI355X"))
-    assert json.loads(found.out) == json.loads(json.dumps(as_dict(made)))
+    said = json.loads(found.out)
+    assert said.pop("settings")["device"] == "mi355x"
+    assert said == json.loads(json.dumps(as_dict(made)))
+    before, page = tmp_path / "before.json", tmp_path / "page.html"
+    before.write_text(found.out)
+    again = ("bench", "roofline", path, *step, "--device", "mi355x", "--baseline", before)
+    same = k3tool(*again, "--report", page)
+    assert same.out.endswith("against the baseline: all counts as before\n")
+    assert page.read_bytes().startswith(MARK)
+    assert k3tool(*again, "--bandwidth", "40").code == 3, "other settings"
     assert k3tool("bench", "roofline", path, "--tp", "3", "--device", "H200").code == 2
     assert k3tool("bench", "roofline", path, "--device", "abacus").code == 2
     assert k3tool("bench", "roofline", tmp_path / "none.json", "--device", "H200").code == 3
     machine = Device("measured", "cpu", 0.0, 5e10, 1e11, None, ("made up",), 0.5)
     monkeypatch.setattr(measured, "this_machine", lambda: machine)
+    before.write_text(k3tool("bench", "roofline", path, *step, "--json").out)
+    assert k3tool("bench", "roofline", path, *step, "--baseline", before).code == 0
+    monkeypatch.setattr("k3tool.bench.baseline.cpu_model", lambda: "another")
+    other = k3tool("bench", "roofline", path, *step, "--baseline", before)
+    assert (other.code, "machine.cpu" in other.err) == (3, True), "its figures were measured there"
     text = k3tool("bench", "roofline", path, *step, "--bandwidth", "40").out
     assert "device measured (cpu)" in text
     assert "40.0 GB/s read" in text
