@@ -15,6 +15,7 @@ from k3tool.checkpoint.reader import Checkpoint
 from k3tool.checkpoint.shard_writer import shard_checkpoint
 from k3tool.compiler.rules import FUSIONS
 from k3tool.errors import ArtifactError, UnsoundError, UsageError
+from k3tool.runtime import budget
 from k3tool.runtime.options import RunOptions
 from k3tool.runtime.run import RunResult, run_model
 from k3tool.trace import recorder as recorder_module
@@ -52,7 +53,9 @@ def traced(engine: Engine, tmp_path_factory: pytest.TempPathFactory) -> Traced:
         key = repr(sorted(options.items()))
         if key not in made:
             made[key] = tmp_path_factory.mktemp("trace") / "trace.h5"
-            engine("tiny_tp8", IDS, **(BASE | options), trace_hashes=made[key])
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(budget, "COMPILE_BYTES", 0)  # which is more than so small a one needs
+                engine("tiny_tp8", IDS, **(BASE | options), trace_hashes=made[key])
         return made[key]
 
     return run
