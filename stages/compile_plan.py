@@ -242,7 +242,7 @@ def parse_eps(values: tuple[str, ...]) -> dict[str, float]:
 
 
 @click.command(name="compile-plan")
-@click.argument("source", metavar="INPUT", type=common.PATH)
+@click.argument("source", metavar="SOURCE", type=common.PATH)
 @common.tp()
 @click.option("--target", default="cpu", show_default=True, help="What the plan is for.")
 @click.option(
@@ -299,7 +299,7 @@ def command(
 ) -> None:
     """Compile a model into a plan: operator graph, fused ops, packets, counters, memory map.
 
-    INPUT is a shards folder (its tp is the plan's), a checkpoint or a config.json (with --tp).
+    SOURCE is a shards folder (its tp is the plan's), a checkpoint or a config.json (with --tp).
 
     \b
     Example:

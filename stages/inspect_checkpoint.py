@@ -36,7 +36,7 @@ if TYPE_CHECKING:  # NumPy's and HDF5's loading is most of what a small report t
 class Options:
     """What to inspect and where to write the coverage artifact, if anywhere.
 
-    `values` reads the data too, of `layers` or all, with `jobs` threads (0: one a CPU).
+    `values` reads the data too, of `layers` or all, with `jobs` threads (None: one a CPU).
     `fingerprint` is written and `against` compared; both need `values`.
     """
 
@@ -44,7 +44,7 @@ class Options:
     output: Path | None = None
     values: bool = False
     layers: tuple[int, ...] | None = None
-    jobs: int = 0
+    jobs: int | None = None
     fingerprint: Path | None = None
     against: Path | None = None
 
@@ -182,13 +182,7 @@ def values_verdict(values: "Values") -> str:
     metavar="FILE",
     help="Compare with a fingerprint written before.",
 )
-@click.option(
-    "--jobs",
-    type=click.IntRange(min=0),
-    default=0,
-    show_default=True,
-    help="Threads of --values; 0 is one a CPU.",
-)
+@click.option("--jobs", type=options.POSITIVE, help="Threads of --values. Default: one a CPU.")
 @click.option("--markdown", is_flag=True, help="Print the report as markdown.")
 @options.output("a coverage artifact", required=False)
 @options.as_json()
@@ -202,7 +196,7 @@ def command(
     values: bool,
     fingerprint: Path | None,
     against: Path | None,
-    jobs: int,
+    jobs: int | None,
     markdown: bool,
     output: Path | None,
     as_json: bool,
@@ -233,7 +227,8 @@ def command(
             facts = tensor_value(opened, tensor)
         click.echo(json.dumps(facts, indent=1) if as_json else "\n".join(tensor_lines(facts)))
         return
-    for option, given in (("--fingerprint", fingerprint), ("--against", against)):
+    only_with = {"--fingerprint": fingerprint, "--against": against, "--jobs": jobs}
+    for option, given in only_with.items():
         if given is not None and not values:
             raise UsageError(option, got="no --values", need="--values, which reads the data")
     result = run(Options(checkpoint, output, values, layers, jobs, fingerprint, against))

@@ -6,32 +6,31 @@ import click
 
 from k3tool.canonical import canonical_json
 from k3tool.isa import manual
+from stages import options as common
 
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """The format: `md` or `json`."""
+    """Markdown for people, JSON for programs."""
 
-    format: str = "md"
+    as_json: bool = False
 
 
 def run(options: Options) -> str:
     """Return the manual's text."""
-    if options.format == "json":
+    if options.as_json:
         return canonical_json(manual.as_data())
     return manual.manual_text().removesuffix("\n")
 
 
 @click.command("isa")
-@click.option(
-    "--format", "format_", type=click.Choice(["md", "json"]), default="md", show_default=True,
-    help="Markdown for people, JSON for programs.",
-)  # fmt: skip
-def command(format_: str) -> None:
-    """Print the table of ops: numbers, operands, parameters, slicing, formula.
+@common.as_json()
+def command(as_json: bool) -> None:
+    """Print the table of ops, as Markdown: numbers, operands, parameters, slicing, formula.
 
     \b
     Example:
-      k3tool isa --format md
+      k3tool isa
+      k3tool isa --json
     """
-    click.echo(run(Options(format_)))
+    click.echo(run(Options(as_json)))

@@ -174,7 +174,7 @@ def as_dict(link: Link) -> dict[str, Any]:
     "--search",
     type=options.PATH,
     multiple=True,
-    metavar="DIR",
+    metavar="FOLDER",
     help="Also look for inputs here. Default: beside the artifact and in run's default cache.",
 )
 @options.as_json()

@@ -76,7 +76,7 @@ def as_markdown() -> Iterator[str]:
 
 
 def manual_text() -> str:
-    """Return docs/isa.md: what `k3tool isa --format md` prints."""
+    """Return docs/isa.md: what `k3tool isa` prints."""
     return "\n".join([*as_markdown(), ""])
 
 

@@ -79,8 +79,7 @@ def _measure(opts: Options, checkpoints: Mapping[str, Path]) -> "BenchReport":
 @click.argument("checkpoint", type=common.PATH, required=False)
 @click.option("--values", is_flag=True, help="Measure inspect --values against read(2).")
 @click.option("--layers", callback=common.layer_list, metavar="LIST", help="Layers to read.")
-@click.option("--jobs", type=click.IntRange(min=0), metavar="N",
-              help="Threads; 0, the default, is one a CPU.")  # fmt: skip
+@click.option("--jobs", type=common.POSITIVE, help="Threads. Default: one a CPU.")
 @click.option("--cold", is_flag=True, help="Read from disk instead of the page cache.")
 @shared.repeats_option()
 @shared.strict_option()

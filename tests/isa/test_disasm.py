@@ -105,7 +105,7 @@ def test_a_range_prints_those_instructions(
 
 
 def test_the_manual_has_every_op_in_both_formats(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run_command(["isa", "--format", "json"]) == 0
+    assert run_command(["isa", "--json"]) == 0
     data = json.loads(capsys.readouterr().out)
     assert data["isa_hash"] == table.isa_hash()
     emitted = [spec for _, spec in sorted(table.SPECS.items()) if spec.is_emitted]
