@@ -59,7 +59,7 @@ def _assembled(file: Path, listing: Path, output: Path) -> str:
     check_outputs([artifact_output(output, "plan")], [file, listing])
     plan = load_plan(file)
     try:
-        text = read_regular(listing, "a listing").decode()
+        text = read_regular(listing, "a listing", is_fetched=False).decode()
     except UnicodeDecodeError:
         raise ArtifactError(str(listing), got="no utf-8 text", need="a listing") from None
     found = assemble(text.splitlines(), str(listing), len(plan.tensors))

@@ -189,7 +189,7 @@ def tokenizer_of(job: Job, options: RunOptions) -> Tokenizer | None:
 
 def read_key(path: Path) -> str:
     """Return the key in a file, without white space around it. Raises: UsageError for none."""
-    raw = read_regular(path, "a key in one line")
+    raw = read_regular(path, "a key in one line", is_fetched=False)
     try:
         key = raw.decode("ascii").strip()
     except UnicodeDecodeError:

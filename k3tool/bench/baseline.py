@@ -56,7 +56,7 @@ def read_baseline(path: Path, now: Mapping[str, Any]) -> dict[str, Any]:
     """
     need = f"what bench {now['bench']} --json printed"
     try:
-        found = json.loads(read_regular(path, "an earlier measurement"))
+        found = json.loads(read_regular(path, "an earlier measurement", is_fetched=False))
     except (ValueError, RecursionError):
         raise ArtifactError(str(path), got="no JSON", need=need) from None
     if not isinstance(found, dict) or fault(_MEASURED, found) is not None:

@@ -45,7 +45,7 @@ def read_counts(path: Path, now: Mapping[str, Any]) -> dict[str, Any]:
     """
     need = f"what bench {now['bench']} --json printed"
     try:
-        found = json.loads(read_regular(path, "earlier counts"))
+        found = json.loads(read_regular(path, "earlier counts", is_fetched=False))
     except (ValueError, RecursionError):
         raise ArtifactError(str(path), got="no JSON", need=need) from None
     if not isinstance(found, dict) or not any(True for _ in counts_of(found)):

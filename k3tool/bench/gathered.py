@@ -60,13 +60,13 @@ def _add(found: Gathered, path: Path) -> None:
 
 def read_head(path: Path) -> bytes:
     """Return a file's first bytes. Raises: ArtifactError where it cannot be read."""
-    with open(open_regular(path, NEED), "rb") as file:  # a named pipe would wait for ever
+    with open(open_regular(path, NEED, is_fetched=False), "rb") as file:  # no pipe: it would wait
         return file.read(64)
 
 
 def _add_json(found: Gathered, path: Path) -> None:
     try:
-        data = json.loads(read_regular(path, "a measurement"))
+        data = json.loads(read_regular(path, "a measurement", is_fetched=False))
     except (ValueError, RecursionError):
         raise ArtifactError(str(path), got="none of them", need=NEED) from None
     if not isinstance(data, dict):

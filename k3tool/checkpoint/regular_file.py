@@ -17,8 +17,9 @@ MOST_BYTES = 1 << 30
 _POINTER = b"version https://git-lfs.github.com/spec/"
 
 
-def open_regular(path: Path, need: str) -> int:
-    """Open a regular file for reading and return its descriptor.
+def open_regular(path: Path, need: str, *, is_fetched: bool = True) -> int:
+    """Open a regular file for reading and return its descriptor. `is_fetched` says that it is one
+    of a checkpoint's, which came over a network, and not one that a command here wrote.
 
     Raises: ArtifactError saying what is there: nothing, a dangling link, a folder, no permission.
     """
@@ -26,9 +27,12 @@ def open_regular(path: Path, need: str) -> int:
         mode = os.stat(path).st_mode
         if not stat.S_ISREG(mode):
             got = "a folder" if stat.S_ISDIR(mode) else "no regular file"
-            raise ArtifactError(str(path), got=got, need=need, hint="put the file in its place")
+            hint = "put the file in its place" if is_fetched else None
+            raise ArtifactError(str(path), got=got, need=need, hint=hint)
         return os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except OSError as error:
+        if error.errno == errno.ENOENT and not (is_fetched or path.is_symlink()):
+            raise ArtifactError(str(path), got="no such file", need=need) from None
         raise unreadable(path, need, error) from None
 
 
@@ -49,13 +53,13 @@ def require_folder(path: Path, need: str, hint: str) -> None:
         raise unreadable(path, need, error, hint) from None
 
 
-def read_regular(path: Path, need: str) -> bytes:
-    """Return a regular file's bytes, at most MOST_BYTES of them.
+def read_regular(path: Path, need: str, *, is_fetched: bool = True) -> bytes:
+    """Return a regular file's bytes, at most MOST_BYTES of them; `is_fetched` as of open_regular.
 
     Raises: ArtifactError as open_regular; for a longer file and for a pointer too.
     """
     try:
-        with open(open_regular(path, need), "rb") as file:
+        with open(open_regular(path, need, is_fetched=is_fetched), "rb") as file:
             size = os.fstat(file.fileno()).st_size
             # Asked first: a file with holes may be longer than memory.
             data = file.read(size + 1) if size <= MOST_BYTES else b""

@@ -71,7 +71,7 @@ def read_logits(path: Path, name: str | None = None) -> Logits:
 
     Raises: ArtifactError naming the file and what is damaged, absent or of another form.
     """
-    with open(open_regular(path, NEED), "rb") as file:
+    with open(open_regular(path, NEED, is_fetched=False), "rb") as file:
         start = file.read(16)
     if start.startswith(b"PK"):
         with Archive(path) as archive:
@@ -186,7 +186,7 @@ def _of_lines(path: Path, name: str | None) -> Logits:
     spill: Spill | None = None
     n_vocab = 0
     try:
-        with open(open_regular(path, NEED), "rb") as file:
+        with open(open_regular(path, NEED, is_fetched=False), "rb") as file:
             for line, raw in enumerate(iter(lambda: file.readline(_MOST_LINE_BYTES), b""), 1):
                 if not raw.strip():
                     continue

@@ -108,7 +108,7 @@ def read_records(path: Path) -> list[Record]:
 
 def _first_bytes(path: Path) -> bytes:
     """Return enough of a file to know its kind: spaces may come first."""
-    with open(open_regular(path, NEED), "rb") as file:
+    with open(open_regular(path, NEED, is_fetched=False), "rb") as file:
         start = file.read(_FIRST_BYTES)
         while start and not start.removeprefix(_BOM).strip():
             more = file.read(_FIRST_BYTES)

@@ -100,7 +100,7 @@ def _sizes(isa: Isa) -> dict[str, int]:
 
 def read_expert_trace(path: Path) -> ExpertTrace:
     """Return a trace. Raises: ArtifactError where the file is none, cut, empty or too long."""
-    data = read_regular(path, "a trace of experts")
+    data = read_regular(path, "a trace of experts", is_fetched=False)
     if data[:8] != MAGIC:
         raise ArtifactError(
             str(path), got="no trace of experts", need="what run --expert-trace writes"

@@ -104,7 +104,7 @@ def read_prompt(
     if given.ids is not None:
         return Prompt(parse_ids(given.ids))
     if given.chat:
-        return _message(given, tokenizer_of(folder, cache), note, saved)
+        return _message(given, folder, cache, note, saved)
     data = _text(given, note)
     tokenizer = tokenizer_of(folder, cache)
     ids = tokenizer.encode_bytes(data)
@@ -112,20 +112,24 @@ def read_prompt(
     return Prompt(tuple(ids), tokenizer)
 
 
-def _message(given: Given, tokenizer: Tokenizer, note: Say, saved: SavedState | None) -> Prompt:
+def _message(
+    given: Given, folder: Path, cache: Path | None, note: Say, saved: SavedState | None
+) -> Prompt:
     """Return a conversation up to the answer, or, of a kept one, the answer that goes on."""
+    goes_on = saved is not None and given == Given(chat=True)  # no message
+    messages = [] if goes_on else _conversation(given, note)
+    tokenizer = tokenizer_of(folder, cache)
     kept = None if saved is None else kept_conversation(tokenizer, saved.ids)
     if kept is not None and given.thinking is not None:
         need = "one of them: a kept conversation has said it"
         raise UsageError("--thinking", got="also --load-state", need=need)
-    if saved is not None and given == Given(chat=True):  # no message: it goes on
+    if saved is not None and goes_on:
         if kept is None or not kept.open_tags:
             got = "no message" if kept is None else "an answer that has ended"
             need = "a message (--prompt, --prompt-file), or an answer to go on with"
             raise UsageError("--chat: --load-state", got=got, need=need)
         before = tuple(last_message(tokenizer, saved.ids))
         return Prompt((), tokenizer, kept.open_tags[-1], before)
-    messages = _conversation(given, note)
     effort = given.thinking or DEFAULT_EFFORT
     ids = chat_ids(tokenizer, messages, effort, kept)
     tokenizer.release()
@@ -181,10 +185,10 @@ def _text(given: Given, note: Say) -> bytes:
 def read_file(option: str, path: Path) -> bytes:
     """Return a file's bytes. Raises: ArtifactError naming the option."""
     try:
-        return read_regular(path, "a file")
-    except ArtifactError as error:  # its next step is for files of a checkpoint
+        return read_regular(path, "a file", is_fetched=False)
+    except ArtifactError as error:
         place = f"{option}: {error.object}"
-        raise ArtifactError(place, got=error.got, need=error.need) from None
+        raise ArtifactError(place, got=error.got, need=error.need, hint=error.hint) from None
 
 
 def _is_piped() -> bool:
