@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from k3tool.canonical import canonical_json
-from k3tool.errors import TargetError
+from k3tool.errors import ArtifactError, TargetError, UsageError
 from k3tool.tables import count_text
 from k3tool.verdict import Check, not_run, passed, summary
 from stages import options as common
@@ -22,11 +22,15 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """What to look at: a checkpoint, shards, a config, or the machine alone."""
+    """What to look at: a checkpoint, shards, a config, or the machine alone.
+
+    `tp` is the degree to run a model at; None: its shards', or 1.
+    """
 
     source: Path | None = None
     cache: Path | None = None
     measure: bool = True
+    tp: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,14 +52,17 @@ class Result:
 def run(options: Options, say: Say = lambda text: None) -> Result:
     """Look at the machine, then at the model.
 
-    Raises: ArtifactError for a source that a run would refuse, before anything is measured.
+    Raises: ArtifactError for a source that a run would refuse, UsageError for a degree, before
+    anything is measured.
     """
     from k3tool.runtime import advice as advising
     from k3tool.runtime.cache import default_cache
     from k3tool.runtime.machine import existing, machine_checks
     from k3tool.runtime.machine_devices import device_checks
 
-    model = advising.open_model(options.source) if options.source is not None else None
+    if options.tp is not None and options.source is None:
+        raise UsageError("--tp", got="no SOURCE", need="both: a degree is a model's")
+    model = None if options.source is None else advising.open_model(options.source, options.tp)
     cache = options.cache or default_cache()
     checks = [*machine_checks(cache), *device_checks()]
     size = advising.expert_bytes(model.config) if model else advising.RELEASED_EXPERT_BYTES
@@ -66,7 +73,7 @@ def run(options: Options, say: Say = lambda text: None) -> Result:
     if model is not None:
         say("compiling for the least budget and for all of it")
         advice = advising.advise(model)
-        checks += advising.model_checks(model, advice)
+        checks += advising.model_checks(model, advice) + advising.own_checks(model, cache)
     broken = [check for check in checks if check.status == "FAIL"]
     following = advising.next_command(model, advice, storage, memory, broken)
     return Result(tuple(checks), storage, memory, advice, following)
@@ -110,18 +117,22 @@ def _rate_check(name: str, rate: "Rate") -> Check:
     help="Measure storage and memory: some seconds, at most 512 MiB read of the weights; without "
     "any, of a temporary file of 128 MiB beside the cache, which is removed.",
 )  # fmt: skip
+@common.tp()
 @common.as_json()
-def command(source: Path | None, cache: Path | None, measure: bool, as_json: bool) -> None:
+def command(
+    source: Path | None, cache: Path | None, measure: bool, tp: int | None, as_json: bool
+) -> None:
     """Say what this machine can do, which preset fits a model, and what to type next.
 
-    SOURCE is a checkpoint folder, a shards folder or a config.json. Each line is PASS, FAIL or NOT
-    RUN: what is merely not here, with what to install. The last line is a command to copy. Exit
-    code 5 where this machine cannot run, or not this model.
+    SOURCE is a checkpoint folder, a shards folder or a config.json; its tokenizer is looked at as a
+    run does. Each line is PASS, FAIL or NOT RUN: what is merely not here, with what to install. The
+    last line is a command to copy. Exit code 5 where this machine cannot run, or not this model,
+    and 3 where the tokenizer alone is at fault.
 
     \b
     Example:
       k3tool doctor
-      k3tool doctor CKPT
+      k3tool doctor CKPT --tp 8
       k3tool doctor config.json --json
     """
 
@@ -129,7 +140,7 @@ def command(source: Path | None, cache: Path | None, measure: bool, as_json: boo
         if not as_json:
             click.echo(text, err=True)
 
-    result = run(Options(source, cache, measure), say)
+    result = run(Options(source, cache, measure, tp), say)
     if as_json:
         click.echo(canonical_json(asdict(result)))
     else:
@@ -139,6 +150,10 @@ def command(source: Path | None, cache: Path | None, measure: bool, as_json: boo
         click.echo(f"{verdict}: {summary(result.checks)}")
         click.echo(f"next: {result.next}")
     if result.failures:
-        names = ", ".join(dict.fromkeys(check.name for check in result.failures))
-        got = f"{count_text(len(result.failures), 'failed check')} ({names})"
+        from k3tool.runtime.text_checks import TOKENIZER
+
+        names = list(dict.fromkeys(check.name for check in result.failures))
+        got = f"{count_text(len(result.failures), 'failed check')} ({', '.join(names)})"
+        if names == [TOKENIZER]:
+            raise ArtifactError(str(source), got=got, need="none", hint=result.next)
         raise TargetError("this machine", got=got, need="none", hint=result.next)

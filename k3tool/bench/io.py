@@ -6,6 +6,7 @@ readers; it decides neither.
 
 import os
 import subprocess
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -60,6 +61,18 @@ def has_hole(path: Path) -> bool:
     """Return whether a part of a file was never written: it is read without asking a device."""
     with path.open("rb") as file:
         return os.lseek(file.fileno(), 0, os.SEEK_HOLE) < os.fstat(file.fileno()).st_size
+
+
+def is_stand_in(files: Sequence[Path]) -> bool:
+    """Return whether files hold less than half of their bytes: the rest is holes, not data.
+
+    Not by blocks alone, which some file systems do not count: the largest has to have a hole.
+    """
+    stats = {file: file.stat() for file in files}
+    n_held = sum(512 * stat.st_blocks for stat in stats.values())
+    if not files or 2 * n_held >= sum(stat.st_size for stat in stats.values()):
+        return False
+    return has_hole(max(files, key=lambda file: stats[file].st_size))
 
 
 def storage_rate(folder: Path, depth: int, n_bytes: int = 256 << 20) -> float | None:

@@ -1,6 +1,7 @@
 """Which memory budget of this machine a model fits in, and the command to type next.
 
 It compiles and counts, as ``k3tool.runtime.foresee`` does; it reads no weight and runs nothing.
+Whether a model's own files are whole is asked as a run asks it, in the same words.
 """
 
 import os
@@ -9,35 +10,56 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from k3tool.checkpoint.names import SHARDS_NAME
-from k3tool.checkpoint.reader import Checkpoint
-from k3tool.checkpoint.shards import Shards
+from k3tool.bench.io import is_stand_in
+from k3tool.checkpoint.shard_space import require_least_space
 from k3tool.checkpoint.whole import require_whole
+from k3tool.errors import K3Error
 from k3tool.model.config import K3Config
 from k3tool.model.sizes import rank_bytes
 from k3tool.model.weight_slices import n_bytes
 from k3tool.model.weights import Where, layer_rows
 from k3tool.runtime.budget import PRESETS
 from k3tool.runtime.build import ROOT
+from k3tool.runtime.cache import Source, open_source, require_copy_space
 from k3tool.runtime.foresee import ends, preset_bytes
-from k3tool.runtime.machine import INTERPRETER
+from k3tool.runtime.machine import INTERPRETER, sentence
+from k3tool.runtime.options import RunOptions
+from k3tool.runtime.text_checks import tokenizer_check
 from k3tool.tables import bytes_text, count_text
 from k3tool.verdict import Check, failed, not_run, passed
 
 _IDS = "--ids 1,2,3 --gen 16"
+COPY = "copy of the weights"  # the check of room for what a run at --tp N writes first
 # One expert of the release, which is looked at where no config says another size.
 RELEASED_EXPERT_BYTES = 17_547_264
+WEIGHTS = "weights"
 SAMPLE = "ckpt"
 
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """What was named: a checkpoint, shards of `tp` ranks, or a config alone (no weights)."""
+    """What was named: a checkpoint, shards of `tp` ranks, or a config alone (no weights).
+
+    `weights` is "weights", or why there are none to run. `opened` is what a run opens, None for a
+    config alone.
+    """
 
     source: Path
     config: K3Config
     tp: int
-    has_weights: bool
+    weights: str = WEIGHTS
+    opened: Source | None = None
+
+    @property
+    def has_weights(self) -> bool:
+        """Return whether there is something to run."""
+        return self.weights == WEIGHTS
+
+    @property
+    def degree_option(self) -> str:
+        """Return `--tp N` as a command needs it; shards have their own."""
+        of_shards = self.opened is not None and self.opened.shards is not None
+        return "" if of_shards or self.tp == 1 else f" --tp {self.tp}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,18 +76,48 @@ class Advice:
     fits: bool
 
 
-def open_model(source: Path) -> Model:
-    """Return what a run would open, refused in the same words. Raises: ArtifactError."""
-    if (source / SHARDS_NAME).exists():
-        shards = Shards.open(source)
-        for rank in range(shards.tp):
-            shards.rank(rank).close()
-        return Model(source, shards.config, shards.tp, True)
+def open_model(source: Path, tp: int | None = None) -> Model:
+    """Return what a run would open, refused in the same words.
+
+    Raises: ArtifactError; UsageError for a degree that the model, or its shards, do not have.
+    """
     if os.path.isfile(source):
-        return Model(source, K3Config.load(source), 1, False)
-    with Checkpoint.open(source) as checkpoint:
-        require_whole(checkpoint)
-        return Model(source, checkpoint.config, checkpoint.tp or 1, True)
+        config = K3Config.load(source)
+        config.check_tp(tp or 1)
+        return Model(source, config, tp or 1, "a config, no weights here")
+    opened = open_source(RunOptions(source, (), 1, tp=tp))
+    ranks = [opened.checkpoint] if opened.checkpoint is not None else []
+    if opened.shards is not None:
+        ranks = [opened.shards.rank(rank) for rank in range(opened.tp)]
+    else:
+        require_whole(ranks[0])
+    stands_in = is_stand_in([rank.file_path(file) for rank in ranks for file in rank.index.files])
+    for rank in ranks:
+        rank.close()
+    weights = "holes for data: a stand-in" if stands_in else WEIGHTS
+    return Model(source, opened.config, opened.tp, weights, opened)
+
+
+def own_checks(model: Model, cache: Path) -> list[Check]:
+    """Return whether what a run loads beside weights is whole, and what it writes has room."""
+    if model.opened is None:
+        return []
+    checks = [tokenizer_check(model.source, model.config, cache)]
+    if model.opened.checkpoint is not None and model.tp > 1 and model.has_weights:
+        checks.append(_copy_check(model, model.opened, cache))
+    return checks
+
+
+def _copy_check(model: Model, opened: Source, cache: Path) -> Check:
+    n_bytes = rank_bytes(model.config, model.tp).total * model.tp
+    try:
+        if cache.is_dir():
+            require_copy_space(opened, RunOptions(model.source, (), 1, tp=model.tp, cache=cache))
+        else:  # asking makes no folder
+            require_least_space(model.config, model.tp, cache / "shards", range(model.tp))
+    except K3Error as error:
+        return failed(COPY, sentence(error))
+    return passed(COPY, f"{bytes_text(n_bytes)} for {model.tp} ranks fit in the cache's disk")
 
 
 def expert_bytes(config: K3Config) -> int:
@@ -88,7 +140,7 @@ def advise(model: Model, room_bytes: int | None = None) -> Advice:
     same. Below that the largest preset that fits, or `auto` where none does.
     """
     room = preset_bytes("auto") if room_bytes is None else room_bytes
-    least, all_bytes = ends(model.source, None)
+    least, all_bytes = ends(model.source, model.tp)
     if room < least:
         return Advice(least, all_bytes, room, None, False)
     if all_bytes <= room:
@@ -100,8 +152,8 @@ def advise(model: Model, room_bytes: int | None = None) -> Advice:
 def model_checks(model: Model, advice: Advice) -> list[Check]:
     """Return what the model is, whether it fits, and what each preset would be."""
     weights = rank_bytes(model.config, model.tp).total * model.tp
-    kind = "weights" if model.has_weights else "a config, no weights here"
-    what = f"{count_text(model.config.num_hidden_layers, 'layer')}, {bytes_text(weights)} ({kind})"
+    n_layers = count_text(model.config.num_hidden_layers, "layer")
+    what = f"{n_layers}, {bytes_text(weights)} ({model.weights})"
     degrees = ", ".join(map(str, model.config.legal_tp()))
     checks = [passed("model", f"{what}, --tp {degrees}; shown for --tp {model.tp}")]
     room = bytes_text(advice.room_bytes)
@@ -141,16 +193,18 @@ def next_command(
         if os.path.exists(SAMPLE):
             return f"k3tool doctor {SAMPLE}"
         return f"k3tool sample {SAMPLE} && k3tool run {SAMPLE} {_IDS}"
+    names = {check.name for check in broken}
     source = shlex.quote(str(model.source))
+    degree = "" if COPY in names else model.degree_option  # at TP 1 nothing is copied
     if not advice.fits:  # what another machine would need, at the least budget there is
         rates = "--storage-rate 10 --memory-rate 100"
-        return f"k3tool run {source} --memory {advice.least_bytes} --plan-only {rates}"
+        return f"k3tool run {source}{degree} --memory {advice.least_bytes} --plan-only {rates}"
     if not model.has_weights:
         given = (("--storage-rate", storage), ("--memory-rate", memory))
         rates = "".join(f" {name} {rate / 1e9:.3g}" for name, rate in given if rate)
-        return f"k3tool run {source} --preset {advice.preset or 'auto'} --plan-only{rates}"
+        return f"k3tool run {source}{degree} --preset {advice.preset or 'auto'} --plan-only{rates}"
     budget = f" --preset {advice.preset}" if advice.preset else ""
-    return f"k3tool run {source}{budget} {_IDS}"
+    return f"k3tool run {source}{degree}{budget} {_IDS}"
 
 
 def _rebuild() -> str:

@@ -26,7 +26,9 @@ _CGROUP = Path("/sys/fs/cgroup")
 _MEMBERSHIP = Path("/proc/self/cgroup")
 # Programs that one command or make target calls: what for, and the Debian package.
 _TOOLS = (
-    ("gcc", "make build", "gcc libc6-dev"),
+    ("gcc", "make build, bench long", "gcc libc6-dev"),
+    ("g++", "make test", "g++"),
+    ("make", "make build and the other targets", "make"),
     ("mpirun", "shard --mpi on several nodes", "openmpi-bin"),
     ("coqc", "make proofs", "coq"),
 )
@@ -54,7 +56,7 @@ def interpreter_check() -> Check:
     try:
         found = load()
     except TargetError as error:
-        return failed(name, _sentence(error))
+        return failed(name, sentence(error))
     return passed(name, f"leaves {', '.join(found.leaves)}; a run takes the first")
 
 
@@ -174,6 +176,7 @@ def _version(package: str) -> str | None:
         return None
 
 
-def _sentence(error: K3Error) -> str:
+def sentence(error: K3Error) -> str:
+    """Return a refusal as a check's detail."""
     hint = f": {error.hint}" if error.hint else ""
     return f"{error.object}: got {error.got}, need {error.need}{hint}"

@@ -180,6 +180,12 @@ def open_tokenizer(folder: Path, n_ids: int, cache: Path) -> Tokenizer:
         )
     path = folder / TOKENIZER_JSON
     definition = read_definition(raw, path)
+    last = max(definition.tokens)
+    if last >= n_ids:
+        raise ArtifactError(
+            str(path), got=f"a token of text with id {last}", need=f"ids below {n_ids} "
+            "(vocab_size)", hint=_HINT.format(TOKENIZER_JSON),
+        )  # fmt: skip
     control = _control(path, definition.added, n_ids, [*definition.tokens])
     return Tokenizer(definition.tokens, control, definition.load, path, keeps_all=False)
 
