@@ -28,6 +28,7 @@ from k3tool.runtime.ranks import RankGroup
 from k3tool.runtime.sampling import chooser
 from k3tool.runtime.state_file import SavedState, check_state, read_state, write_state
 from k3tool.runtime.tokens import TOKEN_DTYPE, write_tokens
+from k3tool.trace.file import Given
 from k3tool.trace.session import HashTrace
 
 Array = npt.NDArray[Any]
@@ -122,12 +123,19 @@ def run_model(
             hold_room(outputs, options, isa)
 
         job = prepare(options, quiet, warn, device, accept=accept)
-        hashes = HashTrace(options.trace_hashes, options.trace_at, job.program.isa, options.ids,
+        given = Given(() if saved is None else saved.ids[:-1], options.ids, ())
+        hashes = HashTrace(options.trace_hashes, options.trace_at, job.program.isa, given,
                            _inputs(job), warn)  # fmt: skip
+
+        def heard(event: Event) -> None:
+            if event["event"] == "token":
+                hashes.chosen.append(event["id"])
+            tell(event)
+
         with TraceFile(options.expert_trace, job.program.isa) as trace, hashes:
             recorded = replace(job.launch, expert_trace=trace.descriptor, recorder=hashes.recorder)
             job = replace(job, launch=recorded)
-            result, kept = _run_ranks(job, tell, quiet, follow, saved)
+            result, kept = _run_ranks(job, heard, quiet, follow, saved)
             result = _write(outputs, job, result, kept, saved)
             _publish(outputs, job, result, trace, hashes, warn)
     tell(_end_event(result, len(options.ids)))

@@ -65,7 +65,6 @@ _ONE_QUESTION = {
     "checkpoint": "compare traces of one checkpoint",
     "numerics": "each mode of the arithmetic has bits of its own: trace runs of one --numerics",
     "eps": "compare traces of one model",
-    "prompt": "compare traces of one prompt (run --ids)",
 }
 
 
@@ -76,6 +75,7 @@ def require_comparable(left: TraceFile, right: TraceFile) -> None:
         if got != need:
             raise ArtifactError(f"{right.name}: {what}", got=got_text,
                                 need=f"{need_text}, as {left.name}", hint=hint)  # fmt: skip
+    _require_one_text(left, right)
 
 
 def _question(file: TraceFile) -> dict[str, tuple[object, str]]:
@@ -85,8 +85,31 @@ def _question(file: TraceFile) -> dict[str, tuple[object, str]]:
         "checkpoint": (identity, f"{identity[:16]}.."),
         "numerics": (numerics, shown(numerics)),
         "eps": (eps, shown(eps)),
-        "prompt": (file.prompt, quoted(file.prompt)),
     }
+
+
+def _require_one_text(left: TraceFile, right: TraceFile) -> None:
+    """Refuse traces of other prompts.
+
+    One that goes on from a state begins later: what it was given has to be what the other had read
+    or chosen by then. Ids that both chose are no question, but an answer.
+    """
+    hint = "compare traces of one prompt (run --ids, or --load-state of that run)"
+    if len(left.given.history) == len(right.given.history):
+        if left.given.asked != right.given.asked:
+            raise ArtifactError(
+                f"{right.name}: prompt", got=quoted(right.given.asked),
+                need=f"{quoted(left.given.asked)}, as {left.name}", hint=hint,
+            )  # fmt: skip
+        return
+    early, late = sorted((left, right), key=lambda file: len(file.given.history))
+    had, need = late.given.asked, (*early.given.asked, *early.given.chosen)
+    for at, (a, b) in enumerate(zip(had, need, strict=False)):
+        if a != b:
+            raise ArtifactError(
+                f"{late.name}: token at position {at}", got=a, need=f"{b}, as {early.name}",
+                hint=hint,
+            )  # fmt: skip
 
 
 def compare_traces(left: TraceFile, right: TraceFile) -> Comparison:
@@ -99,10 +122,10 @@ def compare_traces(left: TraceFile, right: TraceFile) -> Comparison:
     name = f"{left.name} and {right.name}: same bits"
     bounds = np.array(sorted(step_bounds(left) & step_bounds(right)), np.int64)
     is_one_program = left.input("isa").content_sha256 == right.input("isa").content_sha256
-    end = None
+    first = end = None
     for a, b in zip(groups(left, bounds), groups(right, bounds), strict=False):
         assert (a.first, a.end) == (b.first, b.end), "groups of one cut"
-        end = a.end
+        first, end = a.first if first is None else first, a.end
         found.difference = _first(left, right, a, b, is_one_program, found)
         if found.difference is not None:
             break
@@ -114,25 +137,36 @@ def compare_traces(left: TraceFile, right: TraceFile) -> Comparison:
     if found.difference is not None:
         detail = f"first difference at {found.difference.text}; {equal} before it equal{left_out}"
         found.checks.append(failed(name, detail))
-    elif end is None or not found.n_results:
-        found.checks.append(failed(name, "nothing compared"))
+    elif first is None or end is None or not found.n_results:
+        spans = " and ".join(f"{file.name} has {_span(*_ends(file))}" for file in (left, right))
+        found.checks.append(failed(name, f"nothing compared: {spans}"))
     else:
         ranks = f"TP {left.tp} and {right.tp}"
-        found.checks.append(passed(name, f"{equal} up to position {end - 1}, {ranks}{left_out}"))
-        found.checks += _rest(left, right, end)
+        detail = f"{equal} at {_span(first, end)}, {ranks}{left_out}"
+        found.checks.append(passed(name, detail))
+        found.checks += _rest(left, right, first, end)
     return found
 
 
-def _rest(left: TraceFile, right: TraceFile, end: int) -> Iterator[Check]:
+def _ends(file: TraceFile) -> tuple[int, int]:
+    bounds = step_bounds(file)
+    return min(bounds), max(bounds)
+
+
+def _span(first: int, end: int) -> str:
+    return f"position {first}" if end - first == 1 else f"positions {first} to {end - 1}"
+
+
+def _rest(left: TraceFile, right: TraceFile, first: int, end: int) -> Iterator[Check]:
     """Say what only one trace has."""
     for file, other in ((left, right), (right, left)):
-        beyond = max(step_bounds(file)) - end
-        if beyond > 0:
+        begins, ends = _ends(file)
+        if begins < first:
+            why = f"{other.name} begins at {_ends(other)[0]}"
+            yield not_run(f"{file.name}: {_span(begins, first)}", why)
+        if ends > end:
             why = f"{other.name} has none" + ("" if other.is_whole else ": it was cut short")
-            yield not_run(f"{file.name}: {count_text(beyond, 'position')} from {end} on", why)
-    starts = {min(step_bounds(left)), min(step_bounds(right))}
-    if len(starts) > 1:
-        yield not_run(f"positions before {max(starts)}", "one trace begins there")
+            yield not_run(f"{file.name}: {_span(end, ends)}", why)
 
 
 def _first(

@@ -2,7 +2,7 @@
 
 A hash is the sum over words of mix(word ^ mix(position << 32 | column)), with columns numbered over
 all ranks, so sums over slices, ranks and steps are hashes of what they cover together: they compare
-whatever the cut. Schema 1 of kind `trace`; written and read a block of steps at a time.
+whatever the cut. Schema 2 of kind `trace`; written and read a block of steps at a time.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 
@@ -23,10 +23,26 @@ from k3tool.trace.kept import Kept
 from k3tool.trace.recorder import Recorder, Step
 from k3tool.trace.results import NOT_KEPT, PLACES, ROWS, Array, Result, Results
 
-TRACE_SCHEMA = 1
+TRACE_SCHEMA = 2
 _BLOCK_WORDS = 1 << 21  # hashes of a rank that are in memory at once: 16 MiB
 _NUMBERS = ("inst", "n_runs", "run_cols", "words")
 _STEP_FIELDS = ("phase", "n_tokens", "position", "head_from")
+
+
+class Given(NamedTuple):
+    """A run's ids one behind the other: what a state held, the prompt behind it, what was chosen.
+
+    The steps read all but the last one chosen, from the first position of the prompt on.
+    """
+
+    history: tuple[int, ...]
+    prompt: tuple[int, ...]
+    chosen: tuple[int, ...]
+
+    @property
+    def asked(self) -> tuple[int, ...]:
+        """Return what was there before the run chose a token."""
+        return self.history + self.prompt
 
 
 # -- writing -----------------------------------------------------------------------------------
@@ -35,13 +51,15 @@ _STEP_FIELDS = ("phase", "n_tokens", "position", "head_from")
 def write_trace(
     path: Path,
     recorder: Recorder,
-    prompt: Iterable[int],
+    given: Given,
     *,
     params: Mapping[str, object],
     inputs: Iterable[InputRef],
     target: str | None,
 ) -> str | None:
-    """Write what ranks have recorded and return its digest; None where no step is whole.
+    """Write what ranks have recorded of a run that was `given` ids and chose others.
+
+    Returns the content digest, None where no step is whole.
 
     Raises: K3Error when the file cannot be written.
     """
@@ -53,7 +71,8 @@ def write_trace(
     def put(name: str, data: Any, axes: tuple[str, ...], unit: str = "") -> None:
         datasets[name] = partial(Dataset, data, axes, unit)
 
-    put("prompt", np.array(list(prompt), "<u4"), ("position",), "token id")
+    for key in Given._fields:
+        put(key, np.array(getattr(given, key), "<u4"), ("position",), "token id")
     rows = np.array(blocks.rows, "<u4")
     for index, name in enumerate((*_STEP_FIELDS, "block")):
         put(f"steps/{name}", np.ascontiguousarray(rows[:, index]), ("step",), name)
@@ -227,13 +246,23 @@ class TraceFile:
             for name in ("numerics", "eps"):
                 fields.present(name)
             self.params = self._file.params
-            self.prompt = tuple(column(self._file, "prompt", "<u4").tolist())
             self.programs = {phase: self._program(phase) for phase in self._phases()}
             self.step_rows = self._steps()
+            self.given = self._ids()
             self._value_names = self._kept_names()
         except BaseException:
             self._file.close()
             raise
+
+    def _ids(self) -> Given:
+        """Return the run's ids. Raises: ArtifactError where steps are not behind the history."""
+        found = (column(self._file, key, "<u4").tolist() for key in Given._fields)
+        given = Given(*map(tuple, found))
+        first = int(self.step_rows[:, 2].min())
+        if first != len(given.history):
+            need = f"{first} ids, what the first step is behind"
+            raise ArtifactError(f"{self.name}: history", got=len(given.history), need=need)
+        return given
 
     @property
     def is_whole(self) -> bool:

@@ -1,7 +1,7 @@
 """A run's trace from before its first step to the file: asked for, recorded, published."""
 
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -9,7 +9,7 @@ from typing import Self
 from k3tool.artifact import InputRef
 from k3tool.errors import UnsoundError
 from k3tool.isa.stream import Isa
-from k3tool.trace.file import write_trace
+from k3tool.trace.file import Given, write_trace
 from k3tool.trace.kept import Kept, describe_kept
 from k3tool.trace.recorder import Recorder
 
@@ -26,13 +26,17 @@ class HashTrace:
         path: Path | None,
         kept: Kept | None,
         isa: Isa,
-        prompt: Sequence[int],
+        given: Given,
         inputs: Iterable[InputRef],
         note: Callable[[str], None],
     ) -> None:
-        """Open the files that ranks write. Raises: K3Error where they cannot be made."""
+        """Open the files that ranks write. Raises: K3Error where they cannot be made.
+
+        What the run chooses is appended to `chosen` as it comes.
+        """
+        self.chosen: list[int] = []
         self.recorder = None if path is None else Recorder(path, isa, kept)
-        self._isa, self._prompt, self._inputs, self._note = isa, prompt, list(inputs), note
+        self._isa, self._given, self._inputs, self._note = isa, given, list(inputs), note
         self.is_published = False
 
     def publish(self, is_whole: bool = True) -> None:
@@ -50,8 +54,9 @@ class HashTrace:
         }
         if error:
             self._note(f"{path}: {os.strerror(error)}: the trace ends here, the run goes on")
+        given = self._given._replace(chosen=tuple(self.chosen))
         digest = write_trace(
-            path, recorder, self._prompt, params=params, inputs=self._inputs,
+            path, recorder, given, params=params, inputs=self._inputs,
             target=self._isa.target,
         )  # fmt: skip
         self.is_published = digest is not None

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from k3tool.artifact import Dataset, open_artifact, write_artifact
 from k3tool.checkpoint.reader import Checkpoint
 from k3tool.checkpoint.shard_writer import shard_checkpoint
 from k3tool.compiler.rules import FUSIONS
@@ -18,10 +19,11 @@ from k3tool.errors import ArtifactError, UnsoundError, UsageError
 from k3tool.runtime import budget
 from k3tool.runtime.options import RunOptions
 from k3tool.runtime.run import RunResult, run_model
+from k3tool.runtime.sampling import Sampler
 from k3tool.trace import recorder as recorder_module
 from k3tool.trace.compare import compare_traces
 from k3tool.trace.difference import Difference
-from k3tool.trace.file import TraceFile
+from k3tool.trace.file import TRACE_SCHEMA, TraceFile
 from k3tool.trace.kept import Kept, parse_kept
 from k3tool.trace.results import CELL_DTYPE
 from k3tool.trace.values import compare_values
@@ -91,10 +93,66 @@ def test_another_token_differs_from_its_embedding_on(engine: Engine, tmp_path: P
     with TraceFile(tmp_path / "a") as a, TraceFile(tmp_path / "b") as b:
         with pytest.raises(ArtifactError, match="prompt"):
             compare_traces(a, b)
-        b.prompt = a.prompt
+        b.given = a.given
         first = compare_traces(a, b).difference
     assert first is not None
     assert (first.op, first.value) == ("EMBED_BF16", "embed")
+
+
+@pytest.fixture(scope="module")
+def resumed(engine: Engine, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Return traces of a run of 8 tokens, of its first 4, and of what goes on behind those."""
+    folder = tmp_path_factory.mktemp("resumed")
+    made = {name: folder / f"{name}.h5" for name in ("whole", "begun", "behind", "drawn")}
+    state = folder / "state.h5"
+    base = BASE | {"gen": 8}
+    engine("tiny_tp8", IDS, **base, trace_hashes=made["whole"])
+    engine("tiny_tp8", IDS, **BASE, save_state=state, trace_hashes=made["begun"])
+    engine("tiny_tp8", (), **BASE, load_state=state, trace_hashes=made["behind"])
+    drawn = {"sampler": Sampler(2.0, seed=5)}
+    engine("tiny_tp8", IDS, **base | drawn, trace_hashes=made["drawn"])
+    return made
+
+
+@pytest.mark.parametrize("is_first", [True, False])
+def test_a_run_that_goes_on_compares_from_where_it_begins(
+    resumed: dict[str, Path], is_first: bool
+) -> None:
+    """It has the same bits; what only one side has is no pass of its own."""
+    names = ("behind", "whole") if is_first else ("whole", "behind")
+    with TraceFile(resumed[names[0]]) as a, TraceFile(resumed[names[1]]) as b:
+        found = compare_traces(a, b)
+    assert [check.status for check in found.checks] == ["PASS", "NOT RUN"]
+    assert " at positions 23 to 26, TP 1 and 1" in found.checks[0].detail
+    assert found.checks[1].name.endswith("whole.h5: positions 0 to 22")
+    assert found.checks[1].detail.endswith("behind.h5 begins at 23")
+    assert found.n_results > 600
+
+
+def test_runs_one_behind_the_other_have_nothing_in_common(resumed: dict[str, Path]) -> None:
+    with TraceFile(resumed["begun"]) as a, TraceFile(resumed["behind"]) as b:
+        found = compare_traces(a, b)
+    assert [check.status for check in found.checks] == ["FAIL"]
+    assert "nothing compared" in found.checks[0].detail
+    assert "positions 0 to 22" in found.checks[0].detail
+
+
+def test_a_run_that_goes_on_behind_other_ids_is_another(resumed: dict[str, Path]) -> None:
+    with TraceFile(resumed["drawn"]) as a, TraceFile(resumed["behind"]) as b:
+        with pytest.raises(ArtifactError, match=r"token at position 2[0-3]: got"):
+            compare_traces(a, b)
+        a.given = a.given._replace(chosen=b.given.asked[len(IDS) :])
+        assert compare_traces(a, b).difference is not None, "the control: bits do differ"
+
+
+def test_a_history_that_steps_are_not_behind(resumed: dict[str, Path], tmp_path: Path) -> None:
+    changed = tmp_path / "changed.h5"
+    with open_artifact(resumed["behind"], "trace", TRACE_SCHEMA) as file:
+        data = {name: Dataset(file.read(name), ("position",)) for name in file.names()}
+        data["history"] = Dataset(file.read("history")[1:], ("position",))
+        write_artifact(changed, "trace", TRACE_SCHEMA, data, inputs=file.inputs, params=file.params)
+    with pytest.raises(ArtifactError, match="history: got 22, need 23 ids"):
+        TraceFile(changed)
 
 
 def test_chunks_narrow_the_positions(traced: Traced, engine: Engine, tmp_path: Path) -> None:
@@ -102,7 +160,7 @@ def test_chunks_narrow_the_positions(traced: Traced, engine: Engine, tmp_path: P
     ids[11] += 1
     engine("tiny_tp8", tuple(ids), **(BASE | {"chunk": 5}), trace_hashes=tmp_path / "b")
     with TraceFile(traced(chunk=2)) as a, TraceFile(tmp_path / "b") as b:
-        b.prompt = a.prompt
+        b.given = a.given
         first = compare_traces(a, b).difference
     assert first is not None
     assert (first.value, first.first, first.last) == ("embed", 10, 19)
