@@ -85,22 +85,7 @@ def compile_plan(
         for phase, n in tokens.items()
         if phase in phases
     }
-    dags: dict[str, Dag] = {}
-    taken: dict[str, tuple[str, ...]] = {}
-    for phase, extracted in chosen.items():
-        dags[phase] = packet_dag(extracted.graph, taken)
-        taken |= {leaf: run for run in _leaf_runs(extracted.graph, dags[phase]) for leaf in run}
-    graphs = [extracted.graph for extracted in chosen.values()]
-    leaf_runs = list(dict.fromkeys(taken.values()))
-    handles = Handles(graphs, tp, batch, batch * options.pages, leaf_runs)
-    compiled: dict[str, Phase] = {}
-    peer_bytes = 0
-    for phase, extracted in chosen.items():
-        layout = Layout(tp, workgroups, tokens[phase])
-        compiled[phase] = build_phase(
-            phase, extracted.graph, dags[phase], layout, handles, extracted.made_by, peer_bytes
-        )
-        peer_bytes = compiled[phase].peer_bytes
+    handles, compiled = _build_phases(chosen, options, tokens)
     fired = _fired(list(chosen.values()))
     used = sorted({row.rule for row in fired if row.used})
     params = _params(config, options) | {
@@ -109,6 +94,34 @@ def compile_plan(
         "theorems": {name: theorems[name] for name in used},
     }
     return Plan(tuple(handles.tensors), compiled, params, fired, tuple(inputs))
+
+
+def _build_phases(
+    chosen: Mapping[str, Extracted], options: PlanOptions, tokens: Mapping[str, int]
+) -> tuple[Handles, dict[str, Phase]]:
+    """Return the handles of all phases' tensors, and the phases, of steps of so many tokens.
+
+    Phases share weights and states, so operands that need neighbouring handles in one have them in
+    all; peer buffers lie behind each other, so that a fast rank's next step spoils none of this.
+    """
+    dags: dict[str, Dag] = {}
+    taken: dict[str, tuple[str, ...]] = {}
+    for phase, extracted in chosen.items():
+        dags[phase] = packet_dag(extracted.graph, taken)
+        taken |= {leaf: run for run in _leaf_runs(extracted.graph, dags[phase]) for leaf in run}
+    graphs = [extracted.graph for extracted in chosen.values()]
+    leaf_runs = list(dict.fromkeys(taken.values()))
+    n_pages = options.batch * options.pages
+    handles = Handles(graphs, options.tp, options.batch, n_pages, leaf_runs)
+    compiled: dict[str, Phase] = {}
+    peer_bytes = 0
+    for phase, extracted in chosen.items():
+        layout = Layout(options.tp, options.workgroups, tokens[phase])
+        compiled[phase] = build_phase(
+            phase, extracted.graph, dags[phase], layout, handles, extracted.made_by, peer_bytes
+        )
+        peer_bytes = compiled[phase].peer_bytes
+    return handles, compiled
 
 
 def _leaf_runs(graph: Graph, dag: Dag) -> list[tuple[str, ...]]:

@@ -99,24 +99,16 @@ def prepare(
     machine cannot.
     """
     device = _device(options, device, say)
-    source = open_source(options)
-    if source.tp % options.devices:
-        need = f"a divisor of {count_text(source.tp, 'rank')}: as many on each"
-        raise UsageError("--devices", got=options.devices, need=need)
-    check_request(options, source.config, has_ids=not is_engine)
-    if source.checkpoint is not None:
-        require_whole(source.checkpoint)
-        require_copy_space(source, options)
+    source = _source(options, is_engine)
     interpreter = None if device is not None else _interpreter(options)
     streams = program(source, options, say)
     accept(streams.isa, source.identity)
     if options.expert_trace is not None and streams.isa.residency is None:
-        raise UsageError(
-            "--expert-trace", got="no memory budget", need="--memory: without it none is fetched"
-        )
-    request = None if is_engine else _request(options, streams, source)
+        need = "--memory: without it none is fetched"
+        raise UsageError("--expert-trace", got="no memory budget", need=need)
     if is_engine:
         _require_phases(streams)
+    request = None if is_engine else _request(options, streams, source)
     weights = rank_weights(source, options, say, note)
     try:
         images = [
@@ -144,6 +136,19 @@ def prepare(
     if streams.isa.residency is not None:
         give_back()
     return Job(options, source, streams, weights, launch, request, device)
+
+
+def _source(options: RunOptions, is_engine: bool) -> Source:
+    """Return the weights asked for, whole, of a model that the request fits."""
+    source = open_source(options)
+    if source.tp % options.devices:
+        need = f"a divisor of {count_text(source.tp, 'rank')}: as many on each"
+        raise UsageError("--devices", got=options.devices, need=need)
+    check_request(options, source.config, has_ids=not is_engine)
+    if source.checkpoint is not None:
+        require_whole(source.checkpoint)
+        require_copy_space(source, options)
+    return source
 
 
 @contextlib.contextmanager

@@ -9,7 +9,15 @@ from typing import Any
 
 import numpy as np
 
-from k3tool.isa.op_spec import NO_HANDLE, RECORD_WORDS, WORD_PARAMS
+from k3tool.isa.op_spec import (
+    N_HANDLES,
+    NO_HANDLE,
+    RECORD_WORDS,
+    WORD_HANDLES,
+    WORD_PARAMS,
+    WORD_UNITS,
+    OpSpec,
+)
 from k3tool.isa.table import SPECS, Op
 
 GUARD = np.float32(1.25e30)
@@ -57,6 +65,38 @@ class Tokens:
         return step, keep
 
 
+def record_of(
+    spec: OpSpec, units: tuple[int, int, int], params: Mapping[str, float], flags: int
+) -> np.ndarray:
+    """Return the record of an instruction whose handles count operands: a run is neighbours."""
+    assert set(params) == {param.name for param in spec.params}, params
+    words = np.zeros(RECORD_WORDS, np.uint32)
+    words[0] = int(spec.op) | flags << 16
+    first: dict[int, int] = {}
+    for index, operand in enumerate(spec.operands):
+        first.setdefault(operand.slot, index)
+    handles = np.full(N_HANDLES, NO_HANDLE, np.uint16)
+    handles[: spec.n_slots] = [first[slot] for slot in range(spec.n_slots)]
+    words[WORD_HANDLES:WORD_UNITS] = handles.view(np.uint32)
+    words[WORD_UNITS:WORD_PARAMS] = units
+    for param in spec.params:
+        value = params[param.name]
+        as_bits = np.float32(value).view(np.uint32) if param.kind == "f32" else value
+        words[spec.word(param.name)] = as_bits
+    return words
+
+
+def addresses_of(spec: OpSpec, operands: Mapping[str, Any]) -> Any:
+    """Return where the operands lie, in the row's order; the caller keeps them alive."""
+    addresses = (ctypes.c_void_p * len(spec.operands))()
+    for index, operand in enumerate(spec.operands):
+        value = operands[operand.name]
+        assert isinstance(value, np.ndarray), operand.name
+        assert value.flags.c_contiguous, operand.name
+        addresses[index] = value.ctypes.data
+    return addresses
+
+
 class Bodies:
     """The op bodies of one compilation."""
 
@@ -86,30 +126,10 @@ class Bodies:
 
         `self.scratch` is what the last slice left there.
         """
-        spec, params = SPECS[op], dict(params or {})
-        keep: list[object] = []
-        addresses = (ctypes.c_void_p * len(spec.operands))()  # a run is consecutive operands
-        first = {}
-        for slot, operand in enumerate(spec.operands):
-            first.setdefault(operand.slot, slot)
-            value = operands[operand.name]
-            assert isinstance(value, np.ndarray), operand.name
-            assert value.flags.c_contiguous, operand.name
-            addresses[slot] = value.ctypes.data
-            keep.append(value)
-        words = np.zeros(RECORD_WORDS, np.uint32)
-        words[0] = int(op) | flags << 16
-        handles = np.full(12, NO_HANDLE, np.uint16)
-        handles[: spec.n_slots] = [first[slot] for slot in range(spec.n_slots)]
-        words[1:7] = handles.view(np.uint32)
-        words[7:10] = n_units, width, unit_cols
-        integers = {}
-        for index, param in enumerate(spec.params):
-            value = params.pop(param.name)
-            as_bits = np.float32(value).view(np.uint32) if param.kind == "f32" else value
-            words[WORD_PARAMS + index] = as_bits
-            integers[param.name] = int(words[WORD_PARAMS + index])
-        assert not params, params
+        spec = SPECS[op]
+        words = record_of(spec, (n_units, width, unit_cols), params or {}, flags)
+        addresses = addresses_of(spec, operands)
+        integers = {param.name: int(words[spec.word(param.name)]) for param in spec.params}
         known = {"n_units": n_units, "width": width, "unit_cols": unit_cols, **integers}
         max_tokens = max_tokens or tokens.n
         need = spec.scratch(known, max_tokens) if scratch_floats is None else scratch_floats

@@ -47,124 +47,147 @@ class FakeModule:
         return SimpleNamespace(ptr=handle)
 
 
-def fake_cupy(*devices: EmulatedDevice, is_hip: bool = False, **changed: Any) -> Any:
-    """Return a module in CuPy's place; `changed` replaces calls of its runtime.
+class Calls:
+    """What the calls share: which device is current, streams, functions, graphs by handle.
 
     Calls mean the device that setDevice has named last; streams and modules belong to theirs.
     """
-    current = [0]
-    streams: dict[int, tuple[int, int]] = {}  # handle -> device, and number there
 
-    def here() -> EmulatedDevice:
-        return devices[current[0]]
+    def __init__(self, devices: Sequence[EmulatedDevice]) -> None:
+        self.devices, self.current = devices, 0
+        self.streams: dict[int, tuple[int, int]] = {}  # handle -> device, and number there
+        self.functions: dict[int, tuple[bytes, int, int]] = {}
+        self.captured: dict[int, list[Launched]] = {}  # by stream, while it captures
+        self.graphs: dict[int, list[Launched]] = {}  # of graphs and what was made of them
+        self._handles = itertools.count(0x2000, 8)
 
-    def set_device(ordinal: int) -> None:
-        assert 0 <= ordinal < len(devices)
-        current[0] = ordinal
+    def here(self) -> EmulatedDevice:
+        return self.devices[self.current]
 
-    def number(stream: int) -> int:
+    # -- devices and memory ------------------------------------------------------------------------
+
+    def set_device(self, ordinal: int) -> None:
+        assert 0 <= ordinal < len(self.devices)
+        self.current = ordinal
+
+    def properties(self, ordinal: int) -> dict[str, Any]:
+        return {"name": b"fake GPU", "major": 9, "minor": 0, "gcnArchName": b"gfx942:sramecc+",
+                "multiProcessorCount": self.devices[ordinal].n_units}  # fmt: skip
+
+    def copy(self, to: int, start: int, n_bytes: int, kind: int, stream: int) -> None:
+        self.number(stream)
+        for address in {1: [to], 2: [start], 3: [to, start]}[kind]:
+            self.here()._require(address, n_bytes)
+        ctypes.memmove(to, start, n_bytes)
+
+    def free(self, address: int) -> None:
+        assert address in {at for at, _ in self.here().pieces}
+        self.here().freed.append(address)
+
+    # -- streams and graphs ------------------------------------------------------------------------
+
+    def number(self, stream: int) -> int:
         """A stream of the current device: any other is an invalid handle to the driver."""
-        ordinal, found = streams[stream]
-        assert ordinal == current[0], "a stream of another device than the current one"
+        ordinal, found = self.streams[stream]
+        assert ordinal == self.current, "a stream of another device than the current one"
         return found
 
-    def stream_create(flags: int) -> int:
+    def stream_create(self, flags: int) -> int:
         assert flags == 1
-        own = sum(ordinal == current[0] for ordinal, _ in streams.values())
-        streams[0x1000 + 8 * len(streams)] = current[0], own
-        return max(streams)
+        own = sum(ordinal == self.current for ordinal, _ in self.streams.values())
+        self.streams[0x1000 + 8 * len(self.streams)] = self.current, own
+        return max(self.streams)
 
-    functions: dict[int, tuple[bytes, int, int]] = {}
-    captured: dict[int, list[Launched]] = {}  # by stream, while it captures
-    handles = itertools.count(0x2000, 8)
-    graphs: dict[int, list[Launched]] = {}  # by handle, of graphs and what was made of them
+    def begin_capture(self, stream: int, mode: int = 2) -> None:
+        self.number(stream)
+        self.captured[stream] = []
 
-    def occupancy(function: int, lanes: int, shared: int) -> int:
-        assert function in functions
-        return 1
+    def end_capture(self, stream: int) -> int:
+        return self.new_graph(self.captured.pop(stream))
 
-    def cooperative(function: int, *shape: int) -> None:
-        assert len(shape) == 9
-        assert not captured, "a graph of plain launches was asked for"
-        launch(function, *shape)
-
-    def plain(function: int, *shape: int) -> None:
-        assert len(shape) == 10
-        assert shape[9] == 0  # extra
-        launch(function, *shape)
-
-    def begin_capture(stream: int, mode: int = 2) -> None:
-        number(stream)
-        captured[stream] = []
-
-    def end_capture(stream: int) -> int:
-        return new_graph(captured.pop(stream))
-
-    def new_graph(launches: list[Launched]) -> int:
-        handle = next(handles)
-        graphs[handle] = launches
+    def new_graph(self, launches: list[Launched]) -> int:
+        handle = next(self._handles)
+        self.graphs[handle] = launches
         return handle
 
-    def graph_launch(graph: int, stream: int) -> None:
-        number(stream)
-        here().replay(here().capture(graphs[graph]))
+    def graph_launch(self, graph: int, stream: int) -> None:
+        self.number(stream)
+        self.here().replay(self.here().capture(self.graphs[graph]))
 
-    def launch(function: Any, *shape: Any) -> None:
+    # -- launches ----------------------------------------------------------------------------------
+
+    def occupancy(self, function: int, lanes: int, shared: int) -> int:
+        assert function in self.functions
+        return 1
+
+    def cooperative(self, function: int, *shape: int) -> None:
+        assert len(shape) == 9
+        assert not self.captured, "a graph of plain launches was asked for"
+        self._launch(function, *shape)
+
+    def plain(self, function: int, *shape: int) -> None:
+        assert len(shape) == 10
+        assert shape[9] == 0  # extra
+        self._launch(function, *shape)
+
+    def _launch(self, function: Any, *shape: Any) -> None:
         *grid, stream, params = shape[:9]
         n_blocks, lanes = grid[0], grid[3]
         assert grid == [n_blocks, 1, 1, lanes, 1, 1, 0]
-        code, which, ordinal = functions[function]
-        assert ordinal == current[0], "a function of another device than the current one"
+        code, which, ordinal = self.functions[function]
+        assert ordinal == self.current, "a function of another device than the current one"
         n = 1 if NAMES[which] == "k3_interp" else 2
         places = (ctypes.c_void_p * n).from_address(params)
         values = [ctypes.c_uint64.from_address(place or 0).value for place in places]
-        kernel = here().load(code, NAMES[which])
-        if stream in captured:
-            captured[stream].append(Launched(kernel, n_blocks, lanes, tuple(values)))
+        kernel = self.here().load(code, NAMES[which])
+        if stream in self.captured:
+            self.captured[stream].append(Launched(kernel, n_blocks, lanes, tuple(values)))
             return
-        here().launch(kernel, n_blocks, lanes, values, number(stream))
+        self.here().launch(kernel, n_blocks, lanes, values, self.number(stream))
 
-    def copy(to: int, start: int, n_bytes: int, kind: int, stream: int) -> None:
-        number(stream)
-        for address in {1: [to], 2: [start], 3: [to, start]}[kind]:
-            here()._require(address, n_bytes)
-        ctypes.memmove(to, start, n_bytes)
 
-    def free(address: int) -> None:
-        assert address in {at for at, _ in here().pieces}
-        here().freed.append(address)
+def fake_cupy(*devices: EmulatedDevice, is_hip: bool = False, **changed: Any) -> Any:
+    """Return a module in CuPy's place; `changed` replaces calls of its runtime."""
+    calls = Calls(devices)
+    of_module = {
+        "here": staticmethod(lambda: (calls.current, calls.here())), "functions": calls.functions
+    }  # fmt: skip
+    module = type("Module", (FakeModule,), of_module)
+    cuda = SimpleNamespace(
+        runtime=SimpleNamespace(**_runtime(calls, is_hip) | changed),
+        driver=_driver(calls, is_hip),
+        function=SimpleNamespace(Module=module),
+    )
+    return SimpleNamespace(cuda=cuda, __version__="14.2.0")
 
-    def properties(ordinal: int) -> dict[str, Any]:
-        return {"name": b"fake GPU", "major": 9, "minor": 0, "gcnArchName": b"gfx942:sramecc+",
-                "multiProcessorCount": devices[ordinal].n_units}  # fmt: skip
 
-    runtime = {
+def _runtime(calls: Calls, is_hip: bool) -> dict[str, Any]:
+    here = calls.here
+    return {
         "is_hip": is_hip, "CUDARuntimeError": FakeError, "streamNonBlocking": 1,
         "memcpyHostToDevice": 1, "memcpyDeviceToHost": 2, "memcpyDeviceToDevice": 3,
-        "streamBeginCapture": begin_capture, "streamEndCapture": end_capture,
-        "graphInstantiate": lambda graph: new_graph(graphs[graph]), "graphLaunch": graph_launch,
-        "graphDestroy": graphs.pop, "graphExecDestroy": graphs.pop,
-        "setDevice": set_device, "getDeviceProperties": properties,
-        "streamCreateWithFlags": stream_create, "streamSynchronize": lambda stream: None,
+        "streamBeginCapture": calls.begin_capture, "streamEndCapture": calls.end_capture,
+        "graphInstantiate": lambda graph: calls.new_graph(calls.graphs[graph]),
+        "graphLaunch": calls.graph_launch, "graphDestroy": calls.graphs.pop,
+        "graphExecDestroy": calls.graphs.pop,
+        "setDevice": calls.set_device, "getDeviceProperties": calls.properties,
+        "streamCreateWithFlags": calls.stream_create, "streamSynchronize": lambda stream: None,
         "streamQuery": lambda stream: 0 if here().is_idle() else 600,
         "streamDestroy": lambda stream: None, "driverGetVersion": lambda: 13020,
         "memGetInfo": lambda: (here().free_bytes(), here().total_bytes),
-        "malloc": lambda n_bytes: here().alloc(n_bytes), "free": free, "memcpyAsync": copy,
+        "malloc": lambda n_bytes: here().alloc(n_bytes), "free": calls.free,
+        "memcpyAsync": calls.copy,
         "memsetAsync": lambda at, value, n_bytes, stream: ctypes.memset(at, value, n_bytes),
     }  # fmt: skip
+
+
+def _driver(calls: Calls, is_hip: bool) -> Any:
     absent = refuse(999, "hipErrorUnknown: unknown error")
-    driver = SimpleNamespace(
-        CUDADriverError=FakeError, launchKernel=plain,
-        launchCooperativeKernel=absent if is_hip else cooperative,
-        occupancyMaxActiveBlocksPerMultiprocessor=absent if is_hip else occupancy,
+    return SimpleNamespace(
+        CUDADriverError=FakeError, launchKernel=calls.plain,
+        launchCooperativeKernel=absent if is_hip else calls.cooperative,
+        occupancyMaxActiveBlocksPerMultiprocessor=absent if is_hip else calls.occupancy,
     )  # fmt: skip
-    of_module = {"here": staticmethod(lambda: (current[0], here())), "functions": functions}
-    module = type("Module", (FakeModule,), of_module)
-    cuda = SimpleNamespace(
-        runtime=SimpleNamespace(**runtime | changed), driver=driver,
-        function=SimpleNamespace(Module=module),
-    )  # fmt: skip
-    return SimpleNamespace(cuda=cuda, __version__="14.2.0")
 
 
 def hip_library(name: str, blocks: int = 1, status: int = 0) -> Any:
