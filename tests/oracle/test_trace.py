@@ -14,6 +14,8 @@ import pytest
 from k3tool.artifact import Dataset, open_artifact, write_artifact
 from k3tool.checkpoint.reader import Checkpoint
 from k3tool.checkpoint.shard_writer import shard_checkpoint
+from k3tool.compiler.compile import compile_plan
+from k3tool.compiler.plan import save_plan
 from k3tool.compiler.rules import FUSIONS
 from k3tool.errors import ArtifactError, UnsoundError, UsageError
 from k3tool.runtime import budget
@@ -97,6 +99,30 @@ def test_another_token_differs_from_its_embedding_on(engine: Engine, tmp_path: P
         first = compare_traces(a, b).difference
     assert first is not None
     assert (first.op, first.value) == ("EMBED_BF16", "embed")
+
+
+def test_two_plans_emitted_in_memory_are_two_programs(
+    engine: Engine, oracle: Callable[[str], Path], tmp_path: Path
+) -> None:
+    """Neither has a digest; their packets and slices are others, their values are not."""
+    traces = []
+    with Checkpoint.open(oracle("tiny_tp8")) as source:
+        for workgroups, without in ((8, ()), (5, FUSIONS)):
+            plan, trace = (tmp_path / f"{workgroups}-{kind}.h5" for kind in ("plan", "trace"))
+            made = compile_plan(
+                source.config, tp=1, target="cpu", workgroups=workgroups, chunk=64, batch=1,
+                ctx=256, without=without, inputs=[source.as_input()],
+                checkpoint_identity=source.identity,
+            )  # fmt: skip
+            save_plan(made, plan)
+            given = {key: BASE[key] for key in ("tp", "threads", "gen", "logits")}
+            engine("tiny_tp8", IDS, **given, plan=plan, trace_hashes=trace)
+            traces.append(trace)
+    with TraceFile(traces[0]) as a, TraceFile(traces[1]) as b:
+        assert a.input("isa").content_sha256 == b.input("isa").content_sha256 == ""
+        found = compare_traces(a, b)
+    assert [check.status for check in found.checks] == ["PASS"]
+    assert found.n_results > 600
 
 
 @pytest.fixture(scope="module")

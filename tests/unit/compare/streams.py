@@ -33,6 +33,7 @@ def write(
     checkpoint: str = "c" * 64,
     prompt: Sequence[int] = (1, 2, 3),
     mode: str = "f32",
+    isa: str | None = None,
 ) -> TokenFile:
     write_tokens(
         path,
@@ -41,7 +42,7 @@ def write(
         params={"tp": tp, "numerics": {"mode": mode, "version": 1}},
         inputs=[
             InputRef("checkpoint", "checkpoint", "tiny", checkpoint),
-            InputRef("isa", "isa", "isa.h5", f"{tp}" * 64),
+            InputRef("isa", "isa", "isa.h5", f"{tp}" * 64 if isa is None else isa),
         ],
     )
     return read_tokens(path)

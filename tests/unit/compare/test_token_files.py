@@ -49,6 +49,19 @@ def test_the_same_program_also_compares_the_step_digest(tmp_path: Path) -> None:
     assert "step 3 in digest (equal ids, other bits)" in last.detail
 
 
+@pytest.mark.parametrize(("isa", "status"), [("", "PASS"), ("7" * 64, "FAIL")])
+def test_programs_without_a_digest_are_no_one_program(
+    tmp_path: Path, isa: str, status: str
+) -> None:
+    """Streams of two plans emitted in memory have none; those of one file are the control."""
+    other = stream(0, 1)
+    other["digest"] += 1
+    files = [write(tmp_path / "a.h5", 1, isa=isa), write(tmp_path / "b.h5", 1, [other], isa=isa)]
+    last = checks_of(files)[-1]
+    assert last.status == status
+    assert ("other programs" in last.detail) == (status == "PASS")
+
+
 @pytest.mark.parametrize("field", ["position", "id", "best", "second", "digest"])
 def test_one_rank_with_one_other_value_is_named(tmp_path: Path, field: str) -> None:
     ranks = [stream(rank, 4) for rank in range(4)]
