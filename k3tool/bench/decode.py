@@ -6,7 +6,7 @@ compared with this machine's read bandwidth, measured in turn with the runs. Lon
 read: a run begins behind one, with noise in all states, which costs a token as much.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,16 @@ from k3tool.bench.attention import (
     attention_shares,
     attention_work,
 )
-from k3tool.bench.frame import BenchReport, Limit, Paired, interleave, machine_line, spread
+from k3tool.bench.frame import (
+    BenchReport,
+    Limit,
+    Paired,
+    interleave,
+    machine_line,
+    other_line,
+    rows_of_both,
+    spread,
+)
 from k3tool.bench.operations import packet_operations
 from k3tool.bench.probe import Probe
 from k3tool.bench.several import decode_several, with_several
@@ -108,7 +117,7 @@ def bench_decode(options: Options) -> BenchReport:
 
         reading = interleave(probe.read, decode_rate, options.repeats, warm_up=1)
         prefilling, chunks, bounds = prefill_beside(options, probe, decode)
-        other = _beside_other(options, decode)
+        other = beside_other(options, decode, decode_once)
         several = _several(options, probe.threads)
     report = _report(options, decode.launch, way, reading, prefilling, middle(seen[1:]))
     report = with_attention(report, options.context, decode.attention, seen[1:], reading, peaks[1:])
@@ -128,18 +137,18 @@ def _several(options: Options, threads: int) -> Paired | None:
     )  # fmt: skip
 
 
-def _beside_other(options: Options, decode: Prepared) -> Paired | None:
-    """Return seconds of a token on the other interpreter and on this one, in turn; None without.
+def beside_other(
+    options: Options, ready: Prepared, once: Callable[[Prepared], Anatomy]
+) -> Paired | None:
+    """Return seconds of a step on the other interpreter and on this one, in turn; None without.
 
     Raises: TargetError where it is none, or of another op table.
     """
     if options.versus is None:
         return None
     path = load(options.versus, any_source=True).path
-    other = replace(decode, launch=replace(decode.launch, interpreter=path))
-    return interleave(
-        lambda: decode_once(other).wall, lambda: decode_once(decode).wall, options.repeats
-    )
+    other = replace(ready, launch=replace(ready.launch, interpreter=path))
+    return interleave(lambda: once(other).wall, lambda: once(ready).wall, options.repeats)
 
 
 def check_mode(mode: str) -> None:
@@ -353,15 +362,6 @@ def with_other(report: BenchReport, options: Options, seconds: Paired | None) ->
     """Return the report with tokens of another interpreter beside this one's; None: as it is."""
     if seconds is None:
         return report
-    ms = [spread([1e3 * one for one in side]) for side in seconds]
-    rows = [
-        *report.rows, ("a token, the other interpreter", ms[0], "ms"),
-        ("a token, this one in turn", ms[1], "ms"),
-        ("this / the other interpreter", seconds.ratio, "times"),
-    ]  # fmt: skip
-    definition = [
-        *report.definition[:-1],
-        f"the other interpreter: {options.versus}, same program, weights and threads; in turn",
-        report.definition[-1],
-    ]
+    rows = [*report.rows, *rows_of_both("a token", seconds)]
+    definition = [*report.definition[:-1], other_line(options.versus), report.definition[-1]]
     return replace(report, rows=rows, definition=definition)

@@ -63,6 +63,23 @@ def interleave(
     return result
 
 
+def rows_of_both(
+    what: str, seconds: Paired, scale: float = 1e3, unit: str = "ms"
+) -> list[tuple[str, Spread, str]]:
+    """Return the rows of another interpreter's time for something, this one's, and their ratio."""
+    other, this = (spread([scale * one for one in side]) for side in seconds)
+    return [
+        (f"{what}, the other interpreter", other, unit),
+        (f"{what}, this one in turn", this, unit),
+        (f"{what}, this / the other interpreter", seconds.ratio, "times"),
+    ]
+
+
+def other_line(versus: object) -> str:
+    """Return what another interpreter ran, for a definition."""
+    return f"the other interpreter: {versus}, same program, weights and threads; in turn"
+
+
 @dataclass(frozen=True, slots=True)
 class Limit:
     """A number that was to be reached: `at_most` or `at_least`."""

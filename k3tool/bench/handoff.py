@@ -5,14 +5,23 @@ program does: its queues, counters, gates and loop. The barrier has as many thre
 have workers, and nothing but one counter and one word.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from k3tool.bench.frame import BenchReport, Paired, Spread, interleave, machine_line, spread
+from k3tool.bench.frame import (
+    BenchReport,
+    Paired,
+    Spread,
+    interleave,
+    machine_line,
+    other_line,
+    rows_of_both,
+    spread,
+)
 from k3tool.bench.probe import Probe
 from k3tool.compiler.plan import Tensor
 from k3tool.errors import UsageError
@@ -39,12 +48,16 @@ _PROBE_BYTES = 16 << 20  # a thread: the least that the child takes
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """Workers of a rank, ranks, and empty packets in a step."""
+    """Workers of a rank, ranks, and empty packets in a step.
+
+    `versus` is another interpreter, whose packets are timed in turn with this one's.
+    """
 
     threads: int | None = None
     tp: int = 1
     packets: int = PACKETS
     repeats: int = 7
+    versus: Path | None = None
 
 
 class NoWeights:
@@ -70,6 +83,8 @@ def bench_handoff(asked: Asked) -> BenchReport:
     """
     if not 2 <= asked.packets <= MOST_PACKETS:
         raise UsageError("--packets", got=asked.packets, need=f"2 to {MOST_PACKETS}")
+    if asked.versus is not None:
+        load(asked.versus, any_source=True)  # refused before anything is measured
     threads = asked.threads or Probe.default_threads()
     rows: list[tuple[str, Spread, str]] = []
     shapes: dict[str, Any] = {}
@@ -81,6 +96,7 @@ def bench_handoff(asked: Asked) -> BenchReport:
             rows.append((f"packet: {shape}", packet, "ns"))
             rows.append((f"barrier of {n_threads}, beside: {shape}", barrier, "ns"))
             rows.append((f"packet / barrier: {shape}", paired.ratio, "times"))
+            rows += _beside_other(asked, threads, shape)
             shapes[shape] = {"packet_ns": packet.median, "barrier_ns": barrier.median,
                             "ratio": paired.ratio.median}  # fmt: skip
     definition = [
@@ -89,6 +105,7 @@ def bench_handoff(asked: Asked) -> BenchReport:
         f"of {TOKENS - WARM_UP} steps a run; runs in turn with a barrier of {n_threads} threads",
         "alone: each packet one slice, all in one queue; from worker to worker: one slice, queues "
         "in turn; all workers: a slice each, all wait for all, of their rank or of all ranks",
+        *([] if asked.versus is None else [other_line(asked.versus)]),
         machine_line(),
     ]
     facts = {
@@ -110,9 +127,27 @@ def local_handoff_us(threads: int) -> float:
     return 1e6 * spread([packet_seconds(launch, PACKETS) for _ in range(5)]).median
 
 
-def _measure(probe: Probe, asked: Asked, threads: int, shape: str) -> Paired:
+def _launch_of(asked: Asked, threads: int, shape: str) -> Launch:
     workers = 1 if shape == ALONE else threads
-    launch = _launch(program(workers, asked.tp, asked.packets, shape), workers)
+    return _launch(program(workers, asked.tp, asked.packets, shape), workers)
+
+
+def _beside_other(asked: Asked, threads: int, shape: str) -> list[tuple[str, Spread, str]]:
+    """Return the rows of both interpreters' packets, in turn; none where there is one."""
+    if asked.versus is None:
+        return []
+    launch = _launch_of(asked, threads, shape)
+    other = replace(launch, interpreter=load(asked.versus, any_source=True).path)
+    seconds = interleave(
+        lambda: packet_seconds(other, asked.packets),
+        lambda: packet_seconds(launch, asked.packets),
+        asked.repeats,
+    )
+    return rows_of_both(f"packet: {shape}", seconds, 1e9, "ns")
+
+
+def _measure(probe: Probe, asked: Asked, threads: int, shape: str) -> Paired:
+    launch = _launch_of(asked, threads, shape)
     return interleave(
         lambda: probe.barrier(asked.packets),
         lambda: packet_seconds(launch, asked.packets),

@@ -14,12 +14,24 @@ from k3tool.bench.decode import (
     LEAST_PREFILL,
     PREFILL_CHUNKS,
     Options,
+    beside_other,
     check_mode,
     prefill_beside,
+    prefill_once,
     prepare,
 )
-from k3tool.bench.frame import BenchReport, Limit, Paired, Spread, machine_line, spread
+from k3tool.bench.frame import (
+    BenchReport,
+    Limit,
+    Paired,
+    Spread,
+    machine_line,
+    other_line,
+    rows_of_both,
+    spread,
+)
 from k3tool.bench.probe import Probe
+from k3tool.runtime.interpreter import load
 from k3tool.targets import DEFAULT_CHUNK, check_layout
 
 CHUNKS = (16, DEFAULT_CHUNK, 256)
@@ -33,6 +45,7 @@ class OfChunk(NamedTuple):
     steps: Sequence[Anatomy]
     peaks: Sequence[Peaks]
     reads: Sequence[float]
+    other: Paired | None  # seconds of a chunk on another interpreter and on this one
 
     @property
     def of_peak(self) -> Spread:
@@ -62,6 +75,8 @@ def bench_prefill(options: Options, chunks: Sequence[int] = CHUNKS) -> BenchRepo
     check_mode(options.numerics)
     for chunk in chunks:
         check_layout("chunk", chunk)
+    if options.versus is not None:
+        load(options.versus, any_source=True)  # refused before anything is measured
     with Probe(options.threads) as probe:
         way, threads = probe.choose_read(), probe.threads
         found = [_of_chunk(replace(options, chunk=chunk, context=0), probe) for chunk in chunks]
@@ -85,7 +100,13 @@ def bench_prefill(options: Options, chunks: Sequence[int] = CHUNKS) -> BenchRepo
 def _of_chunk(options: Options, probe: Probe) -> OfChunk:
     decode = prepare(options, probe.threads, n_prompt=1, context=0)
     rates, steps, peaks = prefill_beside(options, probe, decode)
-    return OfChunk(options.chunk, rates, steps, peaks, [probe.read() for _ in steps])
+    reads = [probe.read() for _ in steps]
+    other = None
+    if options.versus is not None:
+        n_prompt = PREFILL_CHUNKS * options.chunk
+        ready = prepare(options, probe.threads, n_prompt=n_prompt, context=0, phase="prefill")
+        other = beside_other(options, ready, prefill_once)
+    return OfChunk(options.chunk, rates, steps, peaks, reads, other)
 
 
 def _rows(one: OfChunk) -> list[tuple[str, Spread, str]]:
@@ -96,6 +117,7 @@ def _rows(one: OfChunk) -> list[tuple[str, Spread, str]]:
         (f"{name}: prefill / decode", one.rates.ratio, "times"),
         (f"{name}: of the multiply-add peak", one.of_peak, "share"),
         (f"{name}: of the read bandwidth", one.of_read, "share"),
+        *([] if one.other is None else rows_of_both(name, one.other)),
     ]
 
 
@@ -115,6 +137,7 @@ def _definition(options: Options, way: str, threads: int) -> list[str]:
         "of the multiply-add peak: products, delta rule and attention at the rate of multiply-adds "
         "in registers, over the time; of the read bandwidth: weights and states once, likewise",
         f"read bandwidth: {way}, 2 MiB pages; all limits measured beside the chunks",
+        *([] if options.versus is None else [other_line(options.versus)]),
         machine_line(),
     ]
 

@@ -43,8 +43,7 @@ def run(options: "Options") -> "BenchReport":
               help="As of run; auto copies wherever there is room.")  # fmt: skip
 @click.option("--batch", type=click.IntRange(min=2), metavar="N",
               help="Measure N sequences at once against one, too.")  # fmt: skip
-@click.option("--versus", type=common.PATH, metavar="K3-CPU",
-              help="Another build's interpreter, timed in turn with this one.")  # fmt: skip
+@shared.versus_option()
 @click.option("--chrome-trace", type=common.PATH, metavar="FILE",
               help="Write a token's packets by worker, for Perfetto or chrome://tracing.",
               )  # fmt: skip

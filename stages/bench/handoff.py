@@ -28,10 +28,11 @@ def run(options: "Asked") -> "BenchReport":
 @click.option("--packets", type=common.POSITIVE, default=2000, show_default=True, metavar="N",
               help="Empty packets in a step.")  # fmt: skip
 @shared.repeats_option()
+@shared.versus_option()
 @shared.baseline_option()
 @common.as_json()
-def command(threads: int | None, tp: int, packets: int, repeats: int, as_json: bool,
-            baseline: Path | None) -> None:  # fmt: skip
+def command(threads: int | None, tp: int, packets: int, repeats: int,
+            versus: Path | None, as_json: bool, baseline: Path | None) -> None:  # fmt: skip
     """Measure a packet that does nothing, against a barrier.
 
     The packets run on the interpreter as any program: one after the other, each waiting for the
@@ -46,5 +47,5 @@ def command(threads: int | None, tp: int, packets: int, repeats: int, as_json: b
     """
     from k3tool.bench.handoff import Asked
 
-    asked = Asked(threads, tp, packets, repeats)
+    asked = Asked(threads, tp, packets, repeats, versus)
     shared.measure("handoff", lambda: run(asked), strict=False, as_json=as_json, baseline=baseline)

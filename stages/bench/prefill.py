@@ -39,14 +39,15 @@ def run(options: "Options", chunks: tuple[int, ...]) -> "BenchReport":
 @click.option("--weights", type=click.Choice(CHOICES), default="auto", show_default=True,
               help="As of run; auto copies wherever there is room.")  # fmt: skip
 @shared.repeats_option(3)
+@shared.versus_option()
 @shared.page_option()
 @shared.strict_option()
 @shared.baseline_option()
 @common.as_json()
 def command(checkpoint: Path, chunks: tuple[int, ...], tokens: int, numerics: str,
             threads: int | None, leaves: str, workgroups: int | None, cache: Path | None,
-            weights: str, repeats: int, page: Path | None, strict: bool, as_json: bool,
-            baseline: Path | None) -> None:  # fmt: skip
+            weights: str, repeats: int, versus: Path | None, page: Path | None, strict: bool,
+            as_json: bool, baseline: Path | None) -> None:  # fmt: skip
     """Measure prefill by chunk, against decode and the peaks.
 
     Numbers are tokens a second, times decode, shares of multiply-adds and of reading. Each chunk
@@ -61,7 +62,7 @@ def command(checkpoint: Path, chunks: tuple[int, ...], tokens: int, numerics: st
     from k3tool.bench.decode import Options
 
     options = Options(checkpoint, numerics, 0, tokens, repeats, threads, leaves, workgroups,
-                      cache=cache, weights=weights)  # fmt: skip
+                      cache=cache, weights=weights, versus=versus)  # fmt: skip
     shared.check_page(page, [checkpoint])
     shared.measure(
         "prefill", lambda: run(options, chunks), strict=strict, as_json=as_json, baseline=baseline,

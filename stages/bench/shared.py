@@ -82,6 +82,14 @@ def baseline_option(where: str = " on this machine") -> common.Decorator:
     )  # fmt: skip
 
 
+def versus_option() -> common.Decorator:
+    """Return `--versus`."""
+    return click.option(
+        "--versus", type=common.PATH, metavar="K3-CPU",
+        help="Another build's interpreter, timed in turn with this one.",
+    )  # fmt: skip
+
+
 def page_option() -> common.Decorator:
     """Return `--report` as the parameter `page`."""
     return click.option(

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -20,6 +21,7 @@ from k3tool.bench.handoff import (
 from k3tool.errors import UsageError
 from k3tool.isa.columns import GATE
 from k3tool.isa.execution import execute
+from k3tool.runtime.interpreter import executable_path
 
 
 @pytest.mark.parametrize(("shape", "slices"), [(PASSED, 1), (LOCAL, 3), (GATES, 3)])
@@ -57,14 +59,21 @@ def test_they_run_on_the_interpreter_beside_a_barrier() -> None:
         assert 0 < found["barrier_ns"] < 1e9
     assert TOKENS > 2
     assert 0 < local_handoff_us(1) < 1e6
-    one = bench_handoff(Asked(threads=1, tp=1, packets=16, repeats=1))
+    asked = Asked(threads=1, tp=1, packets=16, repeats=1, versus=executable_path())
+    one = bench_handoff(asked)  # the same interpreter stands for another build's
+    rows = {name: s.median for name, s, _ in one.rows}
+    name = f"packet: {ALONE}, "
+    ours, theirs = rows[f"{name}this one in turn"], rows[f"{name}the other interpreter"]
+    assert rows[f"{name}this / the other interpreter"] == pytest.approx(ours / theirs)
     assert set(one.facts["shapes"]) == {ALONE}, "nobody to wait for"
 
 
-def test_refusals(k3tool: Callable) -> None:
+def test_refusals(k3tool: Callable, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="--packets"):
         bench_handoff(Asked(packets=1))
     assert k3tool("bench", "handoff", "--packets", "1").code == 2
+    none = k3tool("bench", "handoff", "--versus", tmp_path / "none")
+    assert (none.code, "none" in none.err) == (5, True)
     found = k3tool("bench", "handoff", "--threads", "1", "--packets", "8", "--repeats", "1",
                    "--json")  # fmt: skip
     assert json.loads(found.out)["packets"] == 8

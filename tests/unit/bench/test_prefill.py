@@ -1,6 +1,7 @@
 """bench prefill: every chunk against decode and both limits of the machine."""
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from k3tool.bench.decode import Options
 from k3tool.bench.prefill import bench_prefill
 from k3tool.bench.probe import Probe
 from k3tool.errors import UsageError
+from k3tool.runtime.interpreter import executable_path
 
 
 @pytest.fixture
@@ -45,6 +47,15 @@ def test_every_chunk_is_measured(
     found = k3tool("bench", "prefill", options.checkpoint, "--chunk", "4", "--repeats", "1",
                    "--threads", "1", "--cache", tmp_path, "--json")  # fmt: skip
     assert json.loads(found.out)["settings"]["chunks"] == [4]
+    other = tmp_path / "other"  # the same interpreter stands for another build's
+    shutil.copy2(executable_path(), other)
+    both = k3tool("bench", "prefill", options.checkpoint, "--chunk", "4", "--repeats", "1",
+                  "--threads", "1", "--cache", tmp_path, "--versus", other, "--json")  # fmt: skip
+    rows = {row["name"]: row["median"] for row in json.loads(both.out)["measured"]}
+    times = [rows[f"chunk 4, {which}"] for which in ("the other interpreter", "this one in turn")]
+    assert rows["chunk 4, this / the other interpreter"] == pytest.approx(times[1] / times[0])
+    other.write_text("no interpreter")
+    assert k3tool("bench", "prefill", options.checkpoint, "--versus", other).code == 5
     strict = k3tool("bench", "prefill", options.checkpoint, "--chunk", "4", "--repeats", "1",
                     "--threads", "1", "--cache", tmp_path, "--strict")  # fmt: skip
     assert strict.code == 4, "nothing to judge is not all held"
