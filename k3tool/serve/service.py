@@ -23,7 +23,7 @@ from k3tool.serve.metrics import Metrics
 from k3tool.serve.requests import Ask, ChatAsk, CompletionAsk, Prompt
 from k3tool.text.chat import RESPONSE, THINK, chat_ids
 from k3tool.text.reply import Part, Reply
-from k3tool.text.tokenizer import Tokenizer
+from k3tool.text.tokenizer import Room, Tokenizer
 
 DEFAULT_NEW = 16  # tokens of a completion whose max_tokens is not said, as in the API
 _WATCH_SECONDS = 1.0  # an engine without work is looked after so often
@@ -190,13 +190,10 @@ class Service:
     _is_closing: bool = False
     _thread: threading.Thread | None = None
     _scheduler: Scheduler = field(init=False)
-    _longest: int = field(init=False)  # bytes of a token
 
     def __post_init__(self) -> None:
         """Lay a scheduler over the engine."""
         self._scheduler = Scheduler(self.engine)
-        token_bytes = (lambda _: b"") if self.tokenizer is None else self.tokenizer.token_bytes
-        self._longest = max(len(token_bytes(token)) for token in range(self.engine.vocab))
         self.metrics.gauge("k3tool_active_sequences", lambda: self._scheduler.n_running)
         self.metrics.gauge("k3tool_waiting_sequences", lambda: self._scheduler.n_waiting)
         self.metrics.gauge("k3tool_slots", lambda: self.engine.n_slots)
@@ -235,8 +232,8 @@ class Service:
         if isinstance(asked, ChatAsk):
             if self.tokenizer is None:
                 raise UsageError("messages", got="a model without a tokenizer", need=_ONLY_IDS)
-            self._require_short("messages", sum(len(message.content) for message in asked.messages))
-            return [chat_ids(self.tokenizer, asked.messages, asked.effort)]
+            room = self._room("messages")
+            return [chat_ids(self.tokenizer, asked.messages, asked.effort, room=room)]
         return [self._ids(prompt) for prompt in asked.prompts]
 
     def _ids(self, prompt: Prompt) -> Sequence[int]:
@@ -244,17 +241,12 @@ class Service:
             return prompt
         if self.tokenizer is None:
             raise UsageError("prompt", got="text for a model without a tokenizer", need=_ONLY_IDS)
-        self._require_short("prompt", len(prompt))
-        return self.tokenizer.encode(prompt)
+        return self.tokenizer.encode(prompt, self._room("prompt"))
 
-    def _require_short(self, name: str, n_characters: int) -> None:
-        """Refuse a text that fits in no slot however it is encoded, which would take a while."""
-        most = self.engine.context * self._longest
-        if n_characters > most:
-            raise UsageError(
-                name, got=f"{n_characters} characters", need=f"at most {most}: of the longest "
-                f"tokens {self.engine.context} positions hold no more",
-            )  # fmt: skip
+    def _room(self, name: str) -> Room:
+        """Return what fits in a slot: to encode what does not would take a while."""
+        context = self.engine.context
+        return Room(context, name, f"{context} tokens, the context")
 
     def start(
         self, prompts: Sequence[Sequence[int]], ask: Ask, channel: str | None

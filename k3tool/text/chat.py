@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 from k3tool.checkpoint.json_text import json_fault, json_kind, parse_json
 from k3tool.errors import UsageError, quoted
-from k3tool.text.tokenizer import Tokenizer
+from k3tool.text.tokenizer import Room, Tokenizer
 
 OPEN, CLOSE, SEP, END_OF_MESSAGE = "<|open|>", "<|close|>", "<|sep|>", "<|end_of_msg|>"
 MESSAGE, THINK, RESPONSE = "message", "think", "response"
@@ -62,13 +62,14 @@ Piece = Control | str
 
 def chat_ids(
     tokenizer: Tokenizer, messages: Sequence[Message], effort: str = DEFAULT_EFFORT,
-    kept: Kept | None = None,
+    kept: Kept | None = None, room: Room | None = None,
 ) -> list[int]:  # fmt: skip
     """Return the ids of a conversation up to the assistant's next channel.
 
     `effort` is one of EFFORTS, or NO_THINKING: then there is no think channel anywhere. Behind a
     `kept` conversation, which has said its effort, come the new messages alone.
-    Raises: ArtifactError where the tokenizer lacks one of the format's control tokens.
+    Raises: ArtifactError where the tokenizer lacks one of the format's control tokens; UsageError
+    for texts that are more tokens than `room`.
     """
     ids: list[int] = []
     behind = pieces(messages, effort) if kept is None else _pieces_behind(kept, messages)
@@ -76,7 +77,8 @@ def chat_ids(
         if isinstance(piece, Control):
             ids.append(tokenizer.control_id(piece.name))
         else:
-            ids += tokenizer.encode(piece)
+            left = None if room is None else room._replace(n_before=room.n_before + len(ids))
+            ids += tokenizer.encode(piece, left)
     return ids
 
 

@@ -39,12 +39,19 @@ class Encoder(Protocol):
 class Room(NamedTuple):
     """How many tokens a text may be; `name` is what is refused where it is more, `limit` says who
     sets it. To encode a text takes a second for each MB or two: a longer one is refused first.
+    `n_before` of them are taken by what stands before the text.
     """
 
     n_tokens: int
     name: str
     limit: str
     hint: str | None = None
+    n_before: int = 0
+
+    @property
+    def left(self) -> int:
+        """Return the tokens that are not taken."""
+        return self.n_tokens - self.n_before
 
     def refused(self, n_characters: int) -> UsageError:
         """Return the refusal of a text that is longer."""
@@ -100,7 +107,7 @@ class Tokenizer:
 
     def require_fit(self, n_characters: int, room: Room) -> None:
         """Refuse a text that is too long however it is encoded. Raises: UsageError."""
-        if self._keeps_all and n_characters > room.n_tokens * self.longest:
+        if self._keeps_all and n_characters > room.left * self.longest:
             raise room.refused(n_characters)
 
     def encode(self, text: str, room: Room | None = None) -> list[int]:
@@ -113,7 +120,7 @@ class Tokenizer:
         ids: list[int] = []
         for piece in _pieces(text):
             ids += self._encode_piece(piece)
-            if room is not None and len(ids) > room.n_tokens:
+            if room is not None and len(ids) > room.left:
                 raise room.refused(len(text))
         return ids
 

@@ -171,7 +171,7 @@ def _generate(
     follows_on = given.chat or given == Given()  # what comes depends on what was kept
     kept = options.load_state if follows_on else None
     saved = None if kept is None else read_state(kept)
-    prompt = read_prompt(given, options.source, options.cache, note, saved)
+    prompt = read_prompt(given, options, note, saved)
     is_text = answer.is_text(given.ids)
     if prompt.before and answer.show is None and not has_tokenizer(options.source):
         note("token ids are printed: the model's folder has no tokenizer")

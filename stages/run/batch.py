@@ -20,7 +20,7 @@ from k3tool.targets import MOST
 from k3tool.text.reply import Reply
 from k3tool.text.tokenizer import Tokenizer, has_tokenizer
 from stages import options as common
-from stages.run.prompt import Say, read_file, tokenizer_of
+from stages.run.prompt import Say, read_file, room_of, tokenizer_of
 from stages.run.show import Show, origin
 
 MOST_SLOTS = 8  # unless asked for more: each holds a context of its own in memory
@@ -80,11 +80,12 @@ def answer_batch(
     defaults = BatchLine(
         "", "", (), options.gen, stop_ids=options.stop_ids, stops=stops, sampler=options.sampler
     )
-    lines = read_batch(read_file("--batch", path), str(path), defaults)
+    lines = read_batch(read_file("--batch", path, note), str(path), defaults)
     tokenizer = _tokenizer(lines, options, note)
-    lines = [_with_ids(line, tokenizer) for line in lines]
     config = K3Config.load(folder / "config.json")
-    check_lines(lines, config.vocab_size, options.ctx or config.max_position_embeddings)
+    most = config.max_position_embeddings
+    lines = [_with_ids(line, tokenizer, options, most) for line in lines]
+    check_lines(lines, config.vocab_size, options.ctx or most)
     asked = replace(
         options,
         ids=(),
@@ -158,9 +159,12 @@ def _tokenizer(lines: list[BatchLine], options: RunOptions, note: Say) -> Tokeni
         return None
 
 
-def _with_ids(line: BatchLine, tokenizer: Tokenizer | None) -> BatchLine:
+def _with_ids(
+    line: BatchLine, tokenizer: Tokenizer | None, options: RunOptions, most: int
+) -> BatchLine:
     if line.text is None:
         return line
     assert tokenizer is not None
     # What is no UTF-8 cannot stand in JSON, so the text is whole characters.
-    return replace(line, ids=tuple(tokenizer.encode_bytes(line.text.encode())))
+    room = room_of(options, most, f"{line.where}: prompt", line.gen)
+    return replace(line, ids=tuple(tokenizer.encode_bytes(line.text.encode(), room)))

@@ -1,9 +1,11 @@
 """What `run` is asked to go on from: token ids, text, or a conversation; exactly one of them."""
 
+import fcntl
 import io
 import os
 import stat
 import sys
+import termios
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +16,7 @@ from k3tool.checkpoint.regular_file import MOST_BYTES, read_regular
 from k3tool.errors import ArtifactError, UsageError
 from k3tool.model.config import K3Config
 from k3tool.runtime.cache import default_cache
-from k3tool.runtime.options import parse_ids
+from k3tool.runtime.options import RunOptions, parse_ids
 from k3tool.runtime.state_file import SavedState
 from k3tool.text.chat import (
     DEFAULT_EFFORT,
@@ -27,7 +29,7 @@ from k3tool.text.chat import (
     last_message,
     read_history,
 )
-from k3tool.text.tokenizer import Tokenizer, open_tokenizer
+from k3tool.text.tokenizer import Room, Tokenizer, open_tokenizer
 from stages import options as common
 
 Say = Callable[[str], None]
@@ -91,34 +93,52 @@ def prompt_options() -> common.Decorator:
 
 
 def read_prompt(
-    given: Given, folder: Path, cache: Path | None, note: Say, saved: SavedState | None = None
+    given: Given, options: RunOptions, note: Say, saved: SavedState | None = None
 ) -> Prompt:
-    """Return the prompt, before any weight is read; `note` hears when stdin is waited for.
+    """Return the prompt, before any weight is read; `note` hears when a pipe is waited for.
 
     It comes behind what is `saved`, and may then be none.
-    Raises: UsageError for none, for two, and for an empty one; ArtifactError for files.
+    Raises: UsageError for none, for two, for an empty one, and for one that is longer than the
+    model reads; ArtifactError for files.
     """
     _check_together(given)
     if saved is not None and given == Given():
+        if _holds_text():
+            note("stdin is not read: the kept sequence goes on (--prompt-file /dev/stdin reads it)")
         return Prompt((), before=saved.ids[-saved.n_generated :])
     if given.ids is not None:
         return Prompt(parse_ids(given.ids))
     if given.chat:
-        return _message(given, folder, cache, note, saved)
-    data = _text(given, note)
-    tokenizer = tokenizer_of(folder, cache)
-    ids = tokenizer.encode_bytes(data)
+        return _message(given, options, note, saved)
+    name, data = _text(given, note)
+    tokenizer = tokenizer_of(options.source, options.cache)
+    ids = tokenizer.encode_bytes(data, room_of(options, _positions(options), name, options.gen))
     tokenizer.release()
     return Prompt(tuple(ids), tokenizer)
 
 
-def _message(
-    given: Given, folder: Path, cache: Path | None, note: Say, saved: SavedState | None
-) -> Prompt:
+def room_of(options: RunOptions, most: int, name: str, gen: int, n_before: int = 0) -> Room:
+    """Return the tokens of a prompt beside `gen` that are generated and `n_before` that are kept;
+    `most` are the model's positions.
+
+    Where not even those fit, it is all there is: the refusal is of them, not of the text.
+    """
+    limit, who = most, "max_position_embeddings"
+    if options.ctx is not None and options.ctx < most:
+        limit, who = options.ctx, "--ctx"
+    hint, left = "generate fewer, or shorten the prompt", limit - gen - n_before
+    if left < 1:
+        return Room(limit, name, f"{limit} tokens ({who})", hint)
+    words = f"{left} tokens beside {gen} to generate"
+    words += f" and {n_before} that are kept" if n_before else ""
+    return Room(left, name, f"{words} ({who} = {limit})", hint)
+
+
+def _message(given: Given, options: RunOptions, note: Say, saved: SavedState | None) -> Prompt:
     """Return a conversation up to the answer, or, of a kept one, the answer that goes on."""
     goes_on = saved is not None and given == Given(chat=True)  # no message
     messages = [] if goes_on else _conversation(given, note)
-    tokenizer = tokenizer_of(folder, cache)
+    tokenizer = tokenizer_of(options.source, options.cache)
     kept = None if saved is None else kept_conversation(tokenizer, saved.ids)
     if kept is not None and given.thinking is not None:
         need = "one of them: a kept conversation has said it"
@@ -131,9 +151,15 @@ def _message(
         before = tuple(last_message(tokenizer, saved.ids))
         return Prompt((), tokenizer, kept.open_tags[-1], before)
     effort = given.thinking or DEFAULT_EFFORT
-    ids = chat_ids(tokenizer, messages, effort, kept)
+    n_before = 0 if saved is None else len(saved.ids)
+    room = room_of(options, _positions(options), "--chat", options.gen, n_before)
+    ids = chat_ids(tokenizer, messages, effort, kept, room)
     tokenizer.release()
     return Prompt(tuple(ids), tokenizer, first_channel(effort, kept))
+
+
+def _positions(options: RunOptions) -> int:
+    return K3Config.load(options.source / "config.json").max_position_embeddings
 
 
 def tokenizer_of(folder: Path, cache: Path | None) -> Tokenizer:
@@ -156,21 +182,21 @@ def _check_together(given: Given) -> None:
 def _conversation(given: Given, note: Say) -> list[Message]:
     messages = [] if given.system is None else [Message("system", given.system)]
     if given.history is not None:
-        messages += read_history(given.history, read_file("--history", given.history))
+        messages += read_history(given.history, read_file("--history", given.history, note))
     is_asked = given.history is not None and messages[-1].role == "user"
     if is_asked and given.prompt is None and given.prompt_file is None:
         return messages
-    data = _text(given, note)
+    _, data = _text(given, note)
     # What is no UTF-8 stays the bytes it is: surrogates, which the tokenizer knows.
     return [*messages, Message("user", data.decode("utf-8", "surrogateescape"))]
 
 
-def _text(given: Given, note: Say) -> bytes:
-    """Return the bytes of the text that was given or is piped in."""
+def _text(given: Given, note: Say) -> tuple[str, bytes]:
+    """Return the bytes of the text that was given or is piped in, and the name of where."""
     if given.prompt is not None:
         option, data = "--prompt", os.fsencode(given.prompt)
     elif given.prompt_file is not None:
-        option, data = "--prompt-file", read_file("--prompt-file", given.prompt_file)
+        option, data = "--prompt-file", read_file("--prompt-file", given.prompt_file, note)
     elif _is_piped():
         note("reading the prompt from stdin")
         option, data = "stdin", sys.stdin.buffer.read(MOST_BYTES + 1)
@@ -179,16 +205,40 @@ def _text(given: Given, note: Say) -> bytes:
     if not 0 < len(data) <= MOST_BYTES:
         got = f"more than {MOST_BYTES} bytes" if data else "an empty text"
         raise UsageError(option, got=got, need=f"1 to {MOST_BYTES} bytes")
-    return data
+    return option, data
 
 
-def read_file(option: str, path: Path) -> bytes:
-    """Return a file's bytes. Raises: ArtifactError naming the option."""
+def read_file(option: str, path: Path, note: Say) -> bytes:
+    """Return the bytes of a file, or of a pipe such as /dev/stdin or a shell's `<(command)`.
+
+    Raises: ArtifactError naming the option.
+    """
+    if path.is_fifo():
+        note(f"reading {option} from {path}, a pipe")
+        try:
+            with path.open("rb") as file:
+                return file.read(MOST_BYTES + 1)
+        except OSError as error:
+            got = (error.strerror or str(error)).lower()
+            raise ArtifactError(f"{option}: {path}", got=got, need="a pipe to read") from None
     try:
         return read_regular(path, "a file", is_fetched=False)
     except ArtifactError as error:
-        place = f"{option}: {error.object}"
-        raise ArtifactError(place, got=error.got, need=error.need, hint=error.hint) from None
+        place, hint = f"{option}: {error.object}", error.hint
+        if path.exists() and not path.is_file() and not path.is_dir():
+            hint = f"through a pipe: cat {path} | k3tool run ... {option} /dev/stdin"
+        raise ArtifactError(place, got=error.got, need=error.need, hint=hint) from None
+
+
+def _holds_text() -> bool:
+    """Return whether something is piped in that nobody has read, as far as can be seen now."""
+    if not _is_piped():
+        return False
+    stdin = sys.stdin.fileno()
+    if stat.S_ISREG(os.fstat(stdin).st_mode):
+        return os.lseek(stdin, 0, os.SEEK_CUR) < os.fstat(stdin).st_size
+    waiting = fcntl.ioctl(stdin, termios.FIONREAD, bytes(4))
+    return int.from_bytes(waiting, sys.byteorder) > 0
 
 
 def _is_piped() -> bool:

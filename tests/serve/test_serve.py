@@ -178,6 +178,7 @@ def test_another_model_or_key(client: Any, server: ServerProcess) -> None:
         ("completions/", b"{}", 404), ("completions", b'{"model": 5, "prompt": "x"}', 400),
         ("completions", b"\xff\xfe", 400), ("embeddings", b"{}", 404), ("models", b"{}", 405),
         ("completions", b" " * ((32 << 20) + 1), 413),
+        ("completions", b'{"model": "tiny", "prompt": "' + b"x" * 9_000_000 + b'"}', 400),
     ],
 )  # fmt: skip
 def test_bytes_that_no_client_sends(
