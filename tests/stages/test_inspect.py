@@ -211,6 +211,7 @@ def test_bench_inspect_of_a_small_checkpoint(k3tool: Callable, oracle: Oracle) -
     names = [row["name"] for row in report["measured"]]
     assert "inspect / stock process" in names
     assert all(row["least"] <= row["median"] <= row["most"] for row in report["measured"])
+    assert {row["n"] for row in report["measured"]} == {1}, "the run to warm up is not kept"
     assert {limit["name"] for limit in report["limits"]} == {
         "inspect / stock listing alone", "peak memory of inspect, MB",
     }  # fmt: skip
