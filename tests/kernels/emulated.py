@@ -45,6 +45,7 @@ class Emulated:
     segments: int = 1
     order: int = FORWARD
     without: str = ""
+    only: tuple[str, ...] = ()  # of all ops these alone, sooner compiled
     defines: tuple[str, ...] = ()
     edits: tuple[tuple[str, str], ...] = ()
 
@@ -71,6 +72,7 @@ def compile_unit(device: Emulated, source: str, folder: Path, *how: str) -> Path
     device._edited(folder)
     specs = [spec for _, spec in sorted(SPECS.items()) if device.vendor in spec.targets]
     names = [spec.name for spec in specs if spec.name != device.without]
+    names = [name for name in names if name in (device.only or names)]
     (folder / "k3_ops.h").write_text(
         "".join(f'#include "ops/{name.lower()}.h"\n' for name in names)
     )

@@ -118,7 +118,7 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--launched", action="store_true", help="only launches from Python")
     options = parser.parse_args(arguments)
     if not ORACLE.is_dir():
-        print(f"NOT RUN: no oracle checkpoints ({ORACLE.name} beside the repository)")
+        print(f"NOT RUN: no oracle checkpoints (../{ORACLE.parent.name}/{ORACLE.name})")
         return 5
     ids = tuple(json.loads((ORACLE / "prompts.json").read_text())["p7"])
     results = []

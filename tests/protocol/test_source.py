@@ -3,13 +3,13 @@
 The text is compiled for one thread, on words that print themselves (recorder/). What is printed
 are the steps that tests/protocol/programs.py writes for the same entries; a fence that the text
 loses, or a step that it takes elsewhere, is a difference. What each vendor's words are as
-instructions is test_words.py.
+instructions is test_words.py; that lanes need their barriers, tests/runtime/test_gpu_barriers.py.
 """
 
 from __future__ import annotations
 
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -32,8 +32,9 @@ BODY = Op("body")
 def recorded(text: str, vendor: str) -> list[Op]:
     """Return the recorder's lines as steps of the explorer."""
     steps: list[Op] = []
-    for line in text.splitlines():
-        word, *rest = line.split()
+    lines = [line.split() for line in text.splitlines()]
+    steps += [Op(f"no barrier at {word}") for word in unordered(lines)]
+    for word, *rest in lines:
         name = NAMES[rest[0]] if rest and rest[0] in NAMES else 0
         number = int(rest[1]) if len(rest) > 1 else 0
         acquires = [Op("invalidate", rest[-1])] if rest and vendor == "cuda" else []
@@ -46,9 +47,24 @@ def recorded(text: str, vendor: str) -> list[Op]:
             "take": [Op("add", name, number)], "count_out": [Op("add", name, number)],
             "domain_count": [Op("add", name, 1)], "domain_open": [Op("add", name, 1)],
             "domain_is_open": [Op("wait", name, 1)], "domain_acquire": [Op("drop_l1")],
-            "zero": [Op("zero", name)],
+            "zero": [Op("zero", name)], "sync": [],
         }[word]  # fmt: skip
     return steps
+
+
+def unordered(lines: Sequence[Sequence[str]]) -> Iterator[str]:
+    """Yield the words that a barrier must stand at and does not.
+
+    One lane acquires for all: behind the polls of all, and before any goes on.
+    """
+    words = [line[0] for line in lines if line[0] != "zero"]
+    for before, word, behind in zip(words, words[1:], words[2:], strict=False):
+        if word == "poll" and behind not in ("poll", "sync"):
+            yield word
+        if word == "acquire" and (before, behind) != ("sync", "sync"):
+            yield word
+        if word == "domain_acquire" and behind != "sync":
+            yield word
 
 
 def path(block: Block, **before: int) -> list[Op]:
@@ -203,6 +219,8 @@ def test_the_text_takes_the_steps_that_are_explored(
 PUBLISH = "    uint32_t n = 1u;\n    K3_RETIRE(b);\n"
 ACQUIRE = "    if (K3_LANE0) k3_acquire(b->is_system != 0u ? K3_SYSTEM_SCOPE : K3_DEVICE_SCOPE);\n"
 POLLS = "    K3_FOR(i, 0u, (uint32_t)b->entry.n_waits) { k3_wait_for("
+POLLED = "    K3_SYNC(b);\n    if (K3_POLLS_ACQUIRE) return;"
+DROPPED = "        k3_domain_acquire();\n    }\n    K3_SYNC(b);\n"
 OPEN = "        if (K3_LANE0 && b->stopped == 0u) k3_domain_open(&words[K3_OPEN]);\n"
 ELECTED = "        k3_wait_all(b, l);\n" + OPEN
 LAST = "b->is_elected = k3_domain_count(&k3_rendezvous(b, l)[K3_ARRIVED]) + 1u == b->party;"
@@ -250,6 +268,9 @@ MISTAKES = {
         ("l->order[b->window0 + n]", "l->order[b->window0 + (*k3_cursor(b, l) - 1u) / 2u]")],
     "left without retiring": [
         ("    k3_check_scratch(b, l);\n    K3_RETIRE(b);\n", "    k3_check_scratch(b, l);\n")],
+    "no barrier behind the polls": [(POLLED, POLLED.replace("    K3_SYNC(b);\n", ""))],
+    "no barrier behind the acquire": [(ACQUIRE + "    K3_SYNC(b);\n", ACQUIRE)],
+    "no barrier behind a follower": [(DROPPED, DROPPED.replace("    K3_SYNC(b);\n", ""))],
     "left without an acquire": [("        k3_acquire(K3_SYSTEM_SCOPE);\n", "")],
 }  # fmt: skip
 

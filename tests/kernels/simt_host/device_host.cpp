@@ -30,6 +30,7 @@ struct Stream {
     int is_done;
 };
 static Stream streams[N_STREAMS];
+static K3HostOrder order = (K3HostOrder)K3_HOST_ORDER;
 
 static void interpret(void *s) { k3_interpret((K3Block *)k3_host_now->shared, (const K3Launch *)((Stream *)s)->argument[0]); }
 
@@ -51,7 +52,7 @@ static void *step_blocks(void *argument) {
         left = 0;
         for (uint32_t b = 0; b < s->n_blocks; b++) {
             if (s->blocks[b].left == 0) continue;
-            moved |= k3_host_resume(&s->blocks[b], (K3HostOrder)K3_HOST_ORDER);
+            moved |= k3_host_resume(&s->blocks[b], order);
             left += s->blocks[b].left;
         }
         if (!moved) sched_yield();
@@ -94,6 +95,15 @@ extern "C" int k3_device_launch(uint32_t stream, uint32_t kernel, uint32_t n_blo
     s->is_started = pthread_create(&s->thread, NULL, step_blocks, s) == 0;
     return s->is_started ? 0 : -1;
 }
+
+#ifdef K3_HOST_SPARED
+/* From now on no lane waits at one barrier (line 0: all wait at all), and lanes go first in this order. */
+extern "C" void k3_device_spare(const char *file, uint32_t line, uint32_t which) {
+    snprintf(k3_host_spared_file, sizeof k3_host_spared_file, "%s", file);
+    k3_host_spared_line = line;
+    order = (K3HostOrder)which;
+}
+#endif
 
 extern "C" int k3_device_is_idle(void) {
     for (uint32_t i = 0; i < N_STREAMS; i++) {
