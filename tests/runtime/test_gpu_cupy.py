@@ -168,9 +168,14 @@ def test_an_object_is_compiled_once(
         assert object_of(CUDA, phases, ops, tmp_path) == code
     assert len(calls) == 1
     (kept,) = tmp_path.glob("gpu-*.object")
-    kept.write_bytes(code[:5000])
-    assert object_of(CUDA, phases, ops, tmp_path) == code
-    assert len(calls) == 2
+    whole = kept.read_bytes()
+    flipped = bytearray(whole)
+    flipped[len(whole) // 2] ^= 1  # anywhere in its code: it still says that it is what was asked
+    for n, damaged in enumerate((whole[:5000], bytes(flipped), b"", code), start=2):
+        kept.write_bytes(damaged)
+        assert object_of(CUDA, phases, ops, tmp_path) == code
+        assert len(calls) == n
+        assert kept.read_bytes() == whole
     with pytest.raises(TargetError, match=r"ops: got .*, need "):
         object_of(CUDA, phases, ops[1:], tmp_path)
     kept.unlink()
