@@ -24,12 +24,12 @@ _MEASURED = {"measured": Rows(ROW)}
 class Change(NamedTuple):
     """One measured value then and now. `is_apart`: the runs' ends do not overlap.
 
-    `ratio` is None where it was 0 before: JSON has no other number for that.
+    None: that one does not have it; `ratio` too where it was 0 before.
     """
 
     name: str
-    before: float
-    now: float
+    before: float | None
+    now: float | None
     ratio: float | None
     is_apart: bool
 
@@ -79,36 +79,43 @@ def require_same(path: Path, name: str, got: object, need: object) -> None:
 def compare(
     path: Path, before: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]
 ) -> list[Change]:
-    """Return each measured value beside the earlier one.
+    """Return each measured value beside the earlier one; what only one of them has comes too.
 
-    Raises: ArtifactError where the earlier measurement has other values.
+    Some rows are there only where a run gave cause: shares of the budgets that a device bounded.
+
+    Raises: ArtifactError where the earlier measurement has no such value.
     """
-    old = before["measured"]
-    if [_what(row) for row in old] != [_what(row) for row in rows]:
+    old = {_what(row): row for row in before["measured"]}
+    new = {_what(row): row for row in rows}
+    if not old.keys() & new.keys():
         got = f"{len(old)} values of other names or units"
         raise ArtifactError(f"{path}: measured", got=got, need=f"the {len(rows)} measured here")
-    return [
-        Change(
-            row["name"], was["median"], row["median"],
-            row["median"] / was["median"] if was["median"] else None,
-            row["most"] < was["least"] or was["most"] < row["least"],
-        )
-        for row, was in zip(rows, old, strict=True)
-    ]  # fmt: skip
+    whats = [*new, *(what for what in old if what not in new)]
+    return [_change(what[0], old.get(what), new.get(what)) for what in whats]
 
 
 def _what(row: Mapping[str, Any]) -> tuple[str, str]:
     return row["name"], row["unit"]
 
 
+def _change(name: str, was: Mapping[str, Any] | None, row: Mapping[str, Any] | None) -> Change:
+    if was is None or row is None:
+        before, now = (None if one is None else one["median"] for one in (was, row))
+        return Change(name, before, now, None, False)
+    ratio = row["median"] / was["median"] if was["median"] else None
+    is_apart = row["most"] < was["least"] or was["most"] < row["least"]
+    return Change(name, was["median"], row["median"], ratio, is_apart)
+
+
 def change_lines(changes: Sequence[Change]) -> list[str]:
     """Return the comparison as a table."""
     columns = [Column("against the baseline", "left"), Column("before"), Column("now"),
                Column("now / before"), Column("spreads", "left")]  # fmt: skip
-    rows = [
-        (c.name, number_text(c.before), number_text(c.now),
-         "-" if c.ratio is None else f"{c.ratio:.3f}",
-         "apart" if c.is_apart else "overlap")
-        for c in changes
-    ]  # fmt: skip
+    rows = []
+    for c in changes:
+        values = ["-" if value is None else number_text(value) for value in (c.before, c.now)]
+        ratio = "-" if c.ratio is None else f"{c.ratio:.3f}"
+        is_both = c.before is not None and c.now is not None
+        spreads = "apart" if c.is_apart else "overlap" if is_both else "-"
+        rows.append((c.name, *values, ratio, spreads))
     return Table(columns, rows).text_lines()

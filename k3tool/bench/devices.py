@@ -76,10 +76,15 @@ def get_device(name: str) -> Device:
 def with_figures(device: Device, bandwidth: float | None, handoff_us: float | None) -> Device:
     """Return a device with figures that somebody gave in place of its own."""
     if bandwidth is not None:
-        device = replace(
-            device, read_bytes=bandwidth, sources=(*device.sources, "read bandwidth: as given")
-        )
+        sources = _in_place_of("read bandwidth:", device.sources)
+        device = replace(device, read_bytes=bandwidth, sources=sources)
     if handoff_us is not None:
-        sources = (*device.sources, "hand-off: as given")
+        sources = _in_place_of("hand-off:", device.sources)
         device = replace(device, handoff_us=handoff_us, sources=sources)
     return device
+
+
+def _in_place_of(figure: str, sources: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the sources of all figures but one, which is as given."""
+    others = (source for source in sources if not source.startswith(figure))
+    return (*others, f"{figure} as given")

@@ -22,7 +22,8 @@ def this_machine() -> Device:
         threads = probe.threads
     sources = (
         f"{cpu_model()}, {threads} threads; medians of {PASSES} passes, now",
-        f"read bandwidth: {way}, 2 MiB pages; operations: multiply-adds in registers",
+        f"read bandwidth: {way}, 2 MiB pages",
+        "operations: multiply-adds in registers",
         "hand-off: an empty packet that all workers wait for (bench handoff)",
     )
     bf16 = spread(pairs).median if pairs else None

@@ -229,6 +229,7 @@ def test_bench_values_of_a_small_checkpoint(
     arguments = ("bench", "inspect", oracle("tiny_tp8"), "--values", "--repeats", 1, "--json")
     report = json.loads(k3tool(*arguments).out)
     assert (report["limits"][0]["name"], report["not_judged"]) == ("scan / read", "")
+    assert report["measured"][0]["name"] == "read(2)", "the same name whichever block was quickest"
     for option in (("--cold",), ("--jobs", 2)):  # of the look at every byte
         assert k3tool("bench", "inspect", oracle("tiny_tp8"), *option).code == 2
 

@@ -37,7 +37,13 @@ def test_values_stand_beside_each_other(tmp_path: Path) -> None:
     assert not overlap.is_apart
     with pytest.raises(ArtifactError, match="other names or units"):
         compare(path, before, [row("time", 1.0, 0.9, 1.1) | {"unit": "ms"}])
-    text = "\n".join(change_lines([apart, overlap]))
+    one_only = compare(path, before, [row("time", 2.0, 1.9, 2.1), row("share", 0.5, 0.4, 0.6)])
+    assert [(c.before, c.now, c.ratio) for c in one_only] == [(2.0, 2.0, 1.0), (None, 0.5, None)]
+    path = write(tmp_path / "none.json", measured=[row("time", 0.0, 0.0, 0.0)])
+    (nothing,) = compare(path, read_baseline(path, NOW), [row("time", 1.0, 0.9, 1.1)])
+    assert nothing.ratio is None
+    text = "\n".join(change_lines([apart, overlap, *one_only, nothing]))
+    assert "nan" not in text
     assert "0.500  apart" in text
     assert "overlap" in text
 

@@ -144,7 +144,9 @@ def test_every_device_has_sources_and_a_target() -> None:
 def test_figures_given_replace_the_devices() -> None:
     given = with_figures(get_device("H200"), 4e12, 2.0)
     assert (given.bandwidth, given.handoff_us) == (4e12, 2.0)
-    assert [source for source in given.sources if source.endswith("as given")] != []
+    for figure in ("read bandwidth:", "hand-off:"):
+        (source,) = (source for source in given.sources if source.startswith(figure))
+        assert source == f"{figure} as given", "and no longer what it was before"
     assert with_figures(given, None, None) == given
 
 
