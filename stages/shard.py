@@ -9,10 +9,12 @@ from typing import Any
 import click
 
 from k3tool.checkpoint.shard_check import CheckInfo, check_shards
+from k3tool.checkpoint.shard_dry_run import ShardsForeseen, foresee_shards
 from k3tool.checkpoint.shard_mpi import shard_mpi
 from k3tool.checkpoint.shard_writer import ShardsInfo, shard_checkpoint
 from k3tool.errors import UnsoundError, listed
 from k3tool.progress import Progress, progress_of
+from k3tool.tables import bytes_text
 from stages import options
 
 
@@ -99,6 +101,56 @@ def summary_lines(info: ShardsInfo, verbose: bool) -> list[str]:
     if verbose:
         lines += [f"dropped {name}" for name in info.dropped]
     return [*lines, f"digest {info.digest[:16]}"]
+
+
+# -- dry run -----------------------------------------------------------------------------------
+
+
+def foreseen_lines(found: ShardsForeseen, verbose: bool) -> list[str]:
+    """Return what would be written, of which nothing is: sizes, room, what is replaced."""
+    ranks = ", ".join(map(str, found.ranks))
+    need, free = bytes_text(found.need_bytes), bytes_text(found.free_bytes)
+    lines = [
+        f"would write {found.path}: ranks {ranks} of {found.tp}, {found.n_tensors} tensors in "
+        f"{len(found.files)} files each, {found.rank_bytes * len(found.ranks)} bytes",
+        f"a rank: {found.rank_bytes} bytes, {found.replicated_bytes} of them on every rank",
+        *(f"  {name}  {n_bytes}" for name, n_bytes in found.files if verbose),
+        f"room: {need} needed, {free} free in {found.place}",
+        f"dropped: {len(found.dropped)} tensors, {found.dropped_bytes} bytes, and "
+        f"{found.padding_bytes} bytes of zero padding",
+    ]
+    if found.kept_vision:
+        lines.append(f"kept: {found.kept_vision} tensors of the image side on every rank")
+    if found.finished:
+        lines.append(f"goes on: {found.finished} files of a run that was killed stand already")
+    if found.replaced:
+        lines.append(f"replaced: {', '.join(found.replaced)}")
+    return [*lines, "not looked at: values (k3tool inspect --values); nothing was written"]
+
+
+def foreseen_as_dict(found: ShardsForeseen) -> dict[str, Any]:
+    """Return what would be written as plain values for `--json`."""
+    return {
+        "shards": str(found.path), "dry_run": True, "tp": found.tp, "ranks": list(found.ranks),
+        "identity": found.identity, "tensors": found.n_tensors, "files": dict(found.files),
+        "written_bytes": found.rank_bytes * len(found.ranks), "rank_bytes": found.rank_bytes,
+        "replicated_bytes": found.replicated_bytes, "need_bytes": found.need_bytes,
+        "free_bytes": found.free_bytes, "place": str(found.place),
+        "finished_files": found.finished, "replaced": list(found.replaced),
+        "kept_vision": found.kept_vision, "dropped": list(found.dropped),
+        "dropped_bytes": found.dropped_bytes, "padding_bytes": found.padding_bytes,
+    }  # fmt: skip
+
+
+def _dry_run(opts: Options, as_json: bool, verbose: bool) -> None:
+    found = foresee_shards(
+        opts.checkpoint, opts.tp, opts.output, ranks=opts.ranks, force=opts.force,
+        keep_vision=opts.keep_vision, say=_say,
+    )  # fmt: skip
+    if as_json:
+        click.echo(json.dumps(foreseen_as_dict(found), indent=1))
+    else:
+        click.echo("\n".join(foreseen_lines(found, verbose)))
 
 
 # -- check -------------------------------------------------------------------------------------
@@ -206,6 +258,10 @@ def _check(
     metavar="SHARDS",
     help="Write nothing: compare these shards with CHECKPOINT, byte for byte.",
 )
+@click.option(
+    "--dry-run", is_flag=True,
+    help="Write nothing: say what would be written, and refuse what would be refused first.",
+)  # fmt: skip
 @options.force()
 @options.as_json()
 @options.verbose("Also name every dropped tensor and every fault, on stdout.")
@@ -218,6 +274,7 @@ def command(
     jobs: int | None,
     mpi: bool,
     check: Path | None,
+    dry_run: bool,
     force: bool,
     as_json: bool,
     verbose: bool,
@@ -230,13 +287,14 @@ def command(
 
     \b
     Example:
+      k3tool shard CKPT --tp 8 -o SHARDS --dry-run
       k3tool shard CKPT --tp 8 -o SHARDS
       k3tool shard --check SHARDS CKPT
       k3tool shard CKPT --tp 8 --rank 0 -o NODE0
       mpirun -n 8 k3tool shard CKPT --tp 8 -o SHARDS8 --mpi
     """
     if check is not None:
-        if tp or output or keep_vision or mpi or force:
+        if tp or output or keep_vision or mpi or force or dry_run:
             raise click.UsageError(
                 "--check takes SHARDS and CHECKPOINT, and --rank: it writes nothing"
             )
@@ -245,6 +303,11 @@ def command(
     if tp is None or output is None:
         raise click.UsageError("Missing option '--tp'" if tp is None else "Missing option '-o'")
     opts = Options(checkpoint, tp, output, ranks or None, force, keep_vision, jobs, mpi)
+    if dry_run:
+        if mpi or jobs:
+            raise click.UsageError("--dry-run takes neither --mpi nor --jobs: it writes nothing")
+        _dry_run(opts, as_json, verbose)
+        return
     with progress_of("shard") as progress:
         info = run(opts, progress)
     if info is None:

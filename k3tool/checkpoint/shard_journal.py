@@ -59,19 +59,24 @@ class Work:
             for left in self.path.rglob(f".*{TEMPORARY}"):
                 left.unlink()
             return True
+        self.require_place_for(key, force)
+        self.discard()
+        self.set.mkdir()
+        self._journal.mkdir()
+        _write(self._key, canonical_json(dict(key)))
+        return False
+
+    def require_place_for(self, key: Key, force: bool) -> None:
+        """Refuse unfinished work for something else, unless `force`. Raises: UsageError."""
         found = self._read_key()
-        if (found is not None or self._key.exists()) and self.finished_files() and not force:
+        is_other = not self.is_for(key) and (found is not None or self._key.exists())
+        if is_other and self.finished_files() and not force:
             raise UsageError(
                 str(self.path),
                 got=f"unfinished shards of {_difference(found or {}, key)}",
                 need="the same work as before, or none",
                 hint="--force discards them",
             )
-        self.discard()
-        self.set.mkdir()
-        self._journal.mkdir()
-        _write(self._key, canonical_json(dict(key)))
-        return False
 
     def is_for(self, key: Key) -> bool:
         """Return whether what is here was begun for `key`."""
@@ -158,16 +163,7 @@ def locked(path: Path) -> Iterator[Work]:
     path.mkdir(parents=True, exist_ok=True)
     lock = os.open(path / LOCK_NAME, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
     try:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            taken = os.fstat(lock).st_ino != (path / LOCK_NAME).stat().st_ino
-        except (BlockingIOError, FileNotFoundError):
-            taken = True
-        if taken:
-            raise K3Error(
-                str(path), got="another process that writes these shards", need="one at a time",
-                hint="wait until it has ended, or write somewhere else",
-            )  # fmt: skip
+        _take(lock, path)
         os.pwrite(lock, _MARK, 0)
         try:
             yield Work(path)
@@ -176,6 +172,36 @@ def locked(path: Path) -> Iterator[Work]:
                 shutil.rmtree(path)
     finally:
         os.close(lock)
+
+
+def _take(lock: int, path: Path) -> None:
+    """Lock an open lock file. Raises: K3Error where another process holds it, or has removed it."""
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        taken = os.fstat(lock).st_ino != (path / LOCK_NAME).stat().st_ino
+    except (BlockingIOError, FileNotFoundError):
+        taken = True
+    if taken:
+        raise K3Error(
+            str(path), got="another process that writes these shards", need="one at a time",
+            hint="wait until it has ended, or write somewhere else",
+        )  # fmt: skip
+
+
+def require_idle(path: Path) -> None:
+    """Refuse a work folder that is not ours, or that another process is at; nothing is written.
+
+    Raises: UsageError; K3Error.
+    """
+    if not os.path.lexists(path):
+        return
+    require_ours(path)
+    if (path / LOCK_NAME).exists():
+        lock = os.open(path / LOCK_NAME, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        try:
+            _take(lock, path)
+        finally:
+            os.close(lock)
 
 
 def require_ours(path: Path) -> None:

@@ -222,7 +222,7 @@ class ShardJob:
         self.work.remove_candidate()
         candidate.mkdir()
         try:
-            digest = self._write_beside(candidate)
+            digest = self.write_beside(candidate)
             resumes = self._begin(digest)
             self.digest = digest
             if self.work.moves.exists():
@@ -240,13 +240,7 @@ class ShardJob:
 
     def _begin(self, digest: str) -> bool:
         """Claim the work folder for this very work; return whether a killed run goes on."""
-        key = {
-            "shards": digest,
-            "checkpoint": self.checkpoint.identity,
-            "tp": self.tp,
-            "ranks": list(self.ranks),
-            "sources": self.sources.times(self.checkpoint.index.files),
-        }
+        key = self.key(digest)
         if is_published(self.work, self.out) and not self.work.is_for(key):
             # Another command's, which had only its tidying left to do.
             self.work.discard()
@@ -258,7 +252,17 @@ class ShardJob:
                 self.work.drop_unless_of(digest)
         return self.work.begin(key, self.force)
 
-    def _write_beside(self, folder: Path) -> str:
+    def key(self, digest: str) -> dict[str, object]:
+        """Return what this work is known by, with the digest of its shards.h5."""
+        return {
+            "shards": digest,
+            "checkpoint": self.checkpoint.identity,
+            "tp": self.tp,
+            "ranks": list(self.ranks),
+            "sources": self.sources.times(self.checkpoint.index.files),
+        }
+
+    def write_beside(self, folder: Path) -> str:
         """Write config, side files and shards.h5; return the digest."""
         _write_bytes(folder / "config.json", self.checkpoint.config_bytes)
         for name in SIDE_FILES:
