@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from k3tool.errors import printable
+from k3tool.text.tools import CallPart
 
 Json = dict[str, Any]
 
@@ -28,10 +29,11 @@ class Usage:
 
 @dataclass(slots=True)
 class Choice:
-    """One answer so far: its text, what was thought before it, and why it ended."""
+    """One answer so far: its text, what was thought before it, its calls, and why it ended."""
 
     text: str = ""
     reasoning: str = ""
+    calls: list[CallPart] = field(default_factory=list)
     token_ids: list[int] = field(default_factory=list)
     finish: str | None = None
     stop: str | int | None = None  # the stop text or end id, where one ended it
@@ -40,6 +42,7 @@ class Choice:
         """Take what is new."""
         self.text += new.text
         self.reasoning += new.reasoning
+        self.calls += new.calls
         self.token_ids += new.token_ids
         self.finish, self.stop = new.finish, new.stop
 
@@ -74,9 +77,7 @@ class Head:
             row = _row(index, choice)
             row["stop_reason"] = choice.stop
             if self.is_chat:
-                row["message"] = {"role": "assistant", "content": choice.text, "refusal": None}
-                if choice.reasoning:
-                    row["message"]["reasoning_content"] = choice.reasoning
+                row["message"] = _message(choice)
             else:
                 row |= {"text": choice.text, "token_ids": choice.token_ids}
             rows.append(row)
@@ -90,7 +91,8 @@ class Head:
         if self.is_chat:
             delta: Json = {"role": "assistant"} if is_first else {}
             delta |= {"content": new.text} if new.text or is_first else {}
-            row["delta"] = delta | ({"reasoning_content": new.reasoning} if new.reasoning else {})
+            delta |= {"reasoning_content": new.reasoning} if new.reasoning else {}
+            row["delta"] = delta | ({"tool_calls": _deltas(new.calls)} if new.calls else {})
         else:
             row |= {"text": new.text, "token_ids": new.token_ids}
         return self.object(self._kind(".chunk" if self.is_chat else ""), [row], None)
@@ -105,6 +107,33 @@ class Head:
 
 def _row(index: int, choice: Choice) -> Json:
     return {"index": index, "finish_reason": choice.finish, "logprobs": None}
+
+
+def _message(choice: Choice) -> Json:
+    made: Json = {"role": "assistant", "content": choice.text, "refusal": None}
+    if choice.reasoning:
+        made["reasoning_content"] = choice.reasoning
+    if choice.calls:
+        calls: dict[int, Json] = {}
+        for part in choice.calls:
+            whole = calls.setdefault(part.number, _call(part))
+            whole["function"]["arguments"] += part.arguments
+        made |= {"content": choice.text or None, "tool_calls": list(calls.values())}
+    return made
+
+
+def _call(part: CallPart) -> Json:
+    function = {"name": part.name, "arguments": ""}
+    return {"id": part.id, "type": "function", "function": function}
+
+
+def _deltas(parts: Sequence[CallPart]) -> list[Json]:
+    rows: list[Json] = []
+    for part in parts:
+        row = _call(part) if part.id else {"function": {}}
+        row["function"]["arguments"] = part.arguments
+        rows.append({"index": part.number} | row)
+    return rows
 
 
 def error_json(message: str, kind: str, param: str | None = None, code: str | None = None) -> Json:

@@ -176,7 +176,8 @@ class App:
         # Off the loop: a long text takes a while, and others' tokens wait for the loop.
         asked, prompts = await asyncio.to_thread(self._asked, read, await _body(request))
         channel = first_channel(asked.effort) if isinstance(asked, ChatAsk) else None
-        started = service.start(prompts, asked.ask, channel)
+        may_call = isinstance(asked, ChatAsk) and asked.tools is not None
+        started = service.start(prompts, asked.ask, channel, may_call=may_call)
         kind = "cmpl" if channel is None else "chatcmpl"
         head = Head(
             f"{kind}-{uuid.uuid4().hex}", int(time.time()), served.name, served.fingerprint,

@@ -15,7 +15,9 @@ from k3tool.checkpoint.json_text import json_fault, json_kind, parse_json
 from k3tool.errors import UsageError, quoted
 from k3tool.model.config_fields import MOST_ID
 from k3tool.runtime.sampling import MOST_TEMPERATURE
+from k3tool.serve.tool_fields import answered, read_calls, read_tools
 from k3tool.text.chat import DEFAULT_EFFORT, EFFORTS, NO_THINKING, Message
+from k3tool.text.tools import declaration
 
 MOST_STOPS = 16
 MOST_CHOICES = 128
@@ -57,11 +59,15 @@ class CompletionAsk:
 
 @dataclass(frozen=True, slots=True)
 class ChatAsk:
-    """A conversation to answer; `effort` is how much to think first, of k3tool.text.chat."""
+    """A conversation to answer; `effort` is how much to think first, of k3tool.text.chat.
+
+    `tools` is the declaration of those that the model may call, None where there are none.
+    """
 
     ask: Ask
     messages: tuple[Message, ...]
     effort: str = DEFAULT_EFFORT
+    tools: str | None = None
 
 
 # -- fields ------------------------------------------------------------------------------------
@@ -237,7 +243,9 @@ def _prompts(value: Any) -> tuple[Prompt, ...]:
 
 def read_chat(body: Mapping[str, Any]) -> ChatAsk:
     """Read a body of /v1/chat/completions. Raises: UsageError naming the field."""
-    ask = _read(body, _CHAT_READ, frozenset({"messages", "reasoning_effort"}))
+    tools = read_tools(body)
+    own = {"messages", "reasoning_effort"} | (_TOOL_FIELDS if tools else set())
+    ask = _read(body, _CHAT_READ, frozenset(own))
     messages = body.get("messages")
     if not isinstance(messages, list) or not messages:
         raise _refuse("messages", messages, "a list of at least one message")
@@ -245,11 +253,29 @@ def read_chat(body: Mapping[str, Any]) -> ChatAsk:
     if effort is not None and (not isinstance(effort, str) or effort not in _EFFORTS):
         raise _refuse("reasoning_effort", effort, " or ".join(_EFFORTS))
     read = tuple(_message(*pair) for pair in enumerate(messages))
-    return ChatAsk(ask, read, DEFAULT_EFFORT if effort is None else _EFFORTS[effort])
+    return ChatAsk(
+        ask, answered(read, _answered_ids(messages)),
+        DEFAULT_EFFORT if effort is None else _EFFORTS[effort],
+        declaration(tools) if tools else None,
+    )  # fmt: skip
 
 
-_ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
+def _answered_ids(messages: list[Any]) -> dict[int, str]:
+    """Return which call each message of a tool answers, by the message's number."""
+    return {
+        nth: _text(f"messages[{nth}].tool_call_id", value.get("tool_call_id"))
+        for nth, value in enumerate(messages)
+        if value["role"] == "tool"
+    }
+
+
+_ROLES = {
+    "system": "system", "developer": "system", "user": "user", "assistant": "assistant",
+    "tool": "tool",
+}  # fmt: skip
 _MESSAGE_FIELDS = {"role", "content", "name", "reasoning_content", "refusal"}
+_FIELDS_OF = {"assistant": {"tool_calls"}, "tool": {"tool_call_id"}}
+_TOOL_FIELDS = {"tools", "tool_choice", "parallel_tool_calls"}
 
 
 def _message(nth: int, value: Any) -> Message:
@@ -257,20 +283,24 @@ def _message(nth: int, value: Any) -> Message:
     name = f"messages[{nth}]"
     if not isinstance(value, dict):
         raise _refuse(name, value, "an object with role and content")
-    for field in value:
-        if field not in _MESSAGE_FIELDS and value[field] not in (None, []):
-            raise UsageError(f"{name}.{field}", got="a field that is not served", need="none")
     role = value.get("role")
     if not isinstance(role, str) or role not in _ROLES:
         raise _refuse(f"{name}.role", role, ", ".join(_ROLES))
+    for field in value:
+        known = field in _MESSAGE_FIELDS or field in _FIELDS_OF.get(role, ())
+        if not known and value[field] not in (None, []):
+            raise UsageError(f"{name}.{field}", got="a field that is not served", need="none")
     reasoning, who = value.get("reasoning_content"), value.get("name")
     if reasoning is not None and role != "assistant":
         raise UsageError(f"{name}.reasoning_content", got=role, need="it of an assistant only")
+    calls = read_calls(f"{name}.tool_calls", value.get("tool_calls") or [])
+    content = "" if calls and value.get("content") is None else value.get("content")
     return Message(
         _ROLES[role],
-        _content(f"{name}.content", value.get("content")),
+        _content(f"{name}.content", content),
         "" if reasoning is None else _text(f"{name}.reasoning_content", reasoning),
-        None if who is None else _text(f"{name}.name", who),
+        None if who is None or role == "tool" else _text(f"{name}.name", who),
+        calls,
     )
 
 

@@ -24,6 +24,7 @@ from k3tool.serve.requests import Ask, ChatAsk, CompletionAsk, Prompt
 from k3tool.text.chat import RESPONSE, THINK, chat_ids
 from k3tool.text.reply import Part, Reply
 from k3tool.text.tokenizer import Room, Tokenizer
+from k3tool.text.tools import ARGUMENT, RAW, CallReader
 
 DEFAULT_NEW = 16  # tokens of a completion whose max_tokens is not said, as in the API
 _WATCH_SECONDS = 1.0  # an engine without work is looked after so often
@@ -63,11 +64,14 @@ class Served:
 class Generation:
     """One answer: tokens come in on the engine's thread, updates go out on the loop."""
 
-    def __init__(self, ask: Ask, reply: Reply | None, nth: int, metrics: Metrics) -> None:
-        """Take how to choose, and what makes text of tokens (None: nobody can)."""
+    def __init__(
+        self, ask: Ask, reply: Reply | None, nth: int, metrics: Metrics,
+        calls: CallReader | None = None,
+    ) -> None:  # fmt: skip
+        """Take how to choose, what makes text of tokens, and calls of it (None: nobody does)."""
         seed = secrets.randbits(64) if ask.seed is None else (ask.seed + nth) % (1 << 64)
         self._sampler = Sampler(ask.temperature, ask.top_p, ask.top_k or None, seed)
-        self._reply, self._metrics = reply, metrics
+        self._reply, self._calls, self._metrics = reply, calls, metrics
         self._loop = asyncio.get_running_loop()
         self._put: Put | None = None
         self._early: list[Update] = []  # come before anybody listened
@@ -140,7 +144,12 @@ class Generation:
                 update.reasoning += part.text
             elif part.channel in ("", RESPONSE):
                 update.text += part.text
+        if self._calls is not None and self._reply is not None:
+            inside = [p.text for p in self._parts if p.channel in (ARGUMENT, RAW)]
+            update.calls = self._calls.feed(inside, self._reply.ended_tag)
         if new.reason == "stop":
+            if self._calls is not None and self._calls.n_calls:
+                update.finish = "tool_calls"
             found = self._reply.stopped_by if self._reply is not None else None
             update.stop = new.id if found is None else found
         if new.reason is not None:
@@ -232,8 +241,11 @@ class Service:
         if isinstance(asked, ChatAsk):
             if self.tokenizer is None:
                 raise UsageError("messages", got="a model without a tokenizer", need=_ONLY_IDS)
-            room = self._room("messages")
-            return [chat_ids(self.tokenizer, asked.messages, asked.effort, room=room)]
+            ids = chat_ids(
+                self.tokenizer, asked.messages, asked.effort, room=self._room("messages"),
+                tools=asked.tools,
+            )  # fmt: skip
+            return [ids]
         return [self._ids(prompt) for prompt in asked.prompts]
 
     def _ids(self, prompt: Prompt) -> Sequence[int]:
@@ -249,17 +261,19 @@ class Service:
         return Room(context, name, f"{context} tokens, the context")
 
     def start(
-        self, prompts: Sequence[Sequence[int]], ask: Ask, channel: str | None
-    ) -> list[Generation]:
+        self, prompts: Sequence[Sequence[int]], ask: Ask, channel: str | None,
+        *, may_call: bool = False,
+    ) -> list[Generation]:  # fmt: skip
         """Start `ask.n` answers to each prompt, or none of them.
 
-        `channel` is the one that a conversation leaves open.
+        `channel` is the one that a conversation leaves open; in an answer that `may_call` calls of
+        tools are looked for.
         Raises: UsageError for what fits in no slot; OverloadedError; StoppedError.
         """
         self.require_room(len(prompts) * ask.n)
         pairs = []
         for nth, ids in enumerate(ids for ids in prompts for _ in range(ask.n)):
-            generation = self._generation(ask, nth, channel)
+            generation = self._generation(ask, nth, channel, may_call)
             pairs.append((generation, self._request(generation, ids, ask, channel is not None)))
         for _, request in pairs:
             self._scheduler.check(request)
@@ -293,11 +307,13 @@ class Service:
         if sum(generation.is_wanted for generation in self._all_live()) + n > most:
             raise OverloadedError(f"{most} sequences run or wait: try again later")
 
-    def _generation(self, ask: Ask, nth: int, channel: str | None) -> Generation:
+    def _generation(
+        self, ask: Ask, nth: int, channel: str | None, may_call: bool
+    ) -> Generation:
         reply = None if self.tokenizer is None else Reply(self.tokenizer, ask.stop, channel)
         if reply is None and ask.stop:
             raise UsageError("stop", got="text for a model without a tokenizer", need=_ONLY_IDS)
-        return Generation(ask, reply, nth, self.metrics)
+        return Generation(ask, reply, nth, self.metrics, CallReader() if may_call else None)
 
     def _request(
         self, generation: Generation, ids: Sequence[int], ask: Ask, is_chat: bool

@@ -5,11 +5,13 @@
 
 The words with bars are control tokens, by id. Every other piece (name, ` key`, `="`, value, `"`,
 body) is encoded by itself, so no token crosses two of them, and no body can end a message. An
-assistant's body is a think channel and a response channel; the prompt ends with the next message
-and its first channel open. Tools and images have forms of their own that are not written here.
+assistant's body is a think channel and a response channel, and behind them its calls of tools
+(k3tool.text.tools); the prompt ends with the next message and its first channel open. Images have
+forms of their own that are not written here.
 Source: k3_spec E.
 """
 
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +20,7 @@ from typing import Any, NamedTuple
 from k3tool.checkpoint.json_text import json_fault, json_kind, parse_json
 from k3tool.errors import UsageError, quoted
 from k3tool.text.tokenizer import Room, Tokenizer
+from k3tool.text.tools import ARGUMENT, CALL, RAW, TOOLS, Call, Tag, arguments_of
 
 OPEN, CLOSE, SEP, END_OF_MESSAGE = "<|open|>", "<|close|>", "<|sep|>", "<|end_of_msg|>"
 MESSAGE, THINK, RESPONSE = "message", "think", "response"
@@ -35,12 +38,18 @@ ROLES = ("system", "user", "assistant")
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """One message; `reasoning` is an assistant's, what its think channel held."""
+    """One message.
+
+    `reasoning` is an assistant's, what its think channel held, and so are `calls`. `answers` is a
+    tool's (role `tool`): which tool, and which call of the message before it, from 1.
+    """
 
     role: str
     content: str
     reasoning: str = ""
     name: str | None = None
+    calls: tuple[Call, ...] = ()
+    answers: tuple[str, int] | None = None
 
 
 class Control(NamedTuple):
@@ -62,17 +71,18 @@ Piece = Control | str
 
 def chat_ids(
     tokenizer: Tokenizer, messages: Sequence[Message], effort: str = DEFAULT_EFFORT,
-    kept: Kept | None = None, room: Room | None = None,
+    kept: Kept | None = None, room: Room | None = None, tools: str | None = None,
 ) -> list[int]:  # fmt: skip
     """Return the ids of a conversation up to the assistant's next channel.
 
-    `effort` is one of EFFORTS, or NO_THINKING: then there is no think channel anywhere. Behind a
-    `kept` conversation, which has said its effort, come the new messages alone.
+    `effort` is one of EFFORTS, or NO_THINKING: then there is no think channel anywhere. `tools` is
+    their declaration (k3tool.text.tools). Behind a `kept` conversation, which has said its effort,
+    come the new messages alone.
     Raises: ArtifactError where the tokenizer lacks one of the format's control tokens; UsageError
     for texts that are more tokens than `room`.
     """
     ids: list[int] = []
-    behind = pieces(messages, effort) if kept is None else _pieces_behind(kept, messages)
+    behind = pieces(messages, effort, tools) if kept is None else _pieces_behind(kept, messages)
     for piece in behind:
         if isinstance(piece, Control):
             ids.append(tokenizer.control_id(piece.name))
@@ -82,12 +92,16 @@ def chat_ids(
     return ids
 
 
-def pieces(messages: Sequence[Message], effort: str) -> Iterator[Piece]:
+def pieces(messages: Sequence[Message], effort: str, tools: str | None = None) -> Iterator[Piece]:
     """Yield a conversation piece by piece. Raises: UsageError for an effort that is none."""
     if effort not in (*EFFORTS, NO_THINKING):
         need = " or ".join((*EFFORTS, NO_THINKING))
         raise UsageError("--thinking", got=quoted(effort), need=need)
     is_thinking = effort != NO_THINKING
+    if tools is not None:
+        yield from _open(MESSAGE, role="system", type="tool-declare")
+        yield tools
+        yield from _end()
     if is_thinking:
         yield from _open(MESSAGE, role="system", type="thinking-effort")
         yield _EFFORT_BODY.format(effort)
@@ -108,17 +122,40 @@ def _pieces_behind(kept: Kept, messages: Sequence[Message]) -> Iterator[Piece]:
 
 def _messages(messages: Sequence[Message], is_thinking: bool) -> Iterator[Piece]:
     for message in messages:
-        named = {} if message.name is None else {"name": message.name}
-        yield from _open(MESSAGE, role=message.role, **named)
+        yield from _open(MESSAGE, **_attributes(message))
         if message.role == "assistant":
             if is_thinking:
                 yield from _channel(THINK, message.reasoning)
             yield from _channel(RESPONSE, message.content)
+            yield from _calls(message.calls)
         else:
             yield message.content
         yield from _end()
     yield from _open(MESSAGE, role="assistant")
     yield from _open(THINK if is_thinking else RESPONSE)
+
+
+def _attributes(message: Message) -> dict[str, str]:
+    found = {"role": message.role}
+    if message.answers is not None:
+        found |= {"tool": message.answers[0], "index": str(message.answers[1])}
+    return found if message.name is None else found | {"name": message.name}
+
+
+def _calls(calls: Sequence[Call]) -> Iterator[Piece]:
+    """Yield an assistant's calls; an empty value has no piece."""
+    if not calls:
+        return
+    yield from _open(TOOLS)
+    for number, call in enumerate(calls, 1):
+        yield from _open(CALL, tool=call.name, index=str(number))
+        found = arguments_of(call.arguments)
+        if found is None:
+            yield from _channel(RAW, call.arguments, type="object")
+        for argument in found or ():
+            yield from _channel(ARGUMENT, argument.text, key=argument.key, type=argument.kind)
+        yield from _close(CALL)
+    yield from _close(TOOLS)
 
 
 def first_channel(effort: str, kept: Kept | None = None) -> str:
@@ -147,8 +184,8 @@ def _end() -> Iterator[Piece]:
     yield Control(END_OF_MESSAGE)
 
 
-def _channel(tag: str, body: str) -> Iterator[Piece]:
-    yield from _open(tag)
+def _channel(tag: str, body: str, **attributes: str) -> Iterator[Piece]:
+    yield from _open(tag, **attributes)
     yield body
     yield from _close(tag)
 
@@ -170,6 +207,7 @@ class ChannelReader:
         self._seen: set[str] = set()
         self._tag: bytes | None = None  # the words of a tag so far
         self._is_closing = False
+        self.ended: Tag | None = None  # the tag that the last token ended
 
     @property
     def channel(self) -> str:
@@ -185,7 +223,7 @@ class ChannelReader:
 
     def feed(self, token: int) -> tuple[str, bytes]:
         """Take a token; return its channel and its bytes in it, none for a part of a tag."""
-        name = self._tokenizer.control_tokens.get(token)
+        name, self.ended = self._tokenizer.control_tokens.get(token), None
         if name == END_OF_MESSAGE:
             self._open, self._tag = [], None
         elif name in (OPEN, CLOSE):
@@ -200,7 +238,10 @@ class ChannelReader:
         return self.channel, b""
 
     def _end_tag(self, words: bytes) -> None:
-        tag = words.decode("utf-8", "replace").split(" ")[0]
+        text = words.decode("utf-8", "replace")
+        tag = text.split(" ")[0]
+        values = {key: unescaped(value) for key, value in _ATTRIBUTE.findall(text)}
+        self.ended = Tag(tag, values, self._is_closing, tuple(self._open))
         if not self._is_closing:
             self._open.append(tag)
             self._seen.add(tag)
@@ -221,6 +262,14 @@ def last_message(tokenizer: Tokenizer, ids: Sequence[int]) -> Sequence[int]:
     """Return what stands behind the last message that has ended."""
     end = tokenizer.control_id(END_OF_MESSAGE)
     return next((ids[at + 1 :] for at in range(len(ids) - 1, -1, -1) if ids[at] == end), ids)
+
+
+_ATTRIBUTE = re.compile(r' ([^ ="]+)="([^"]*)"')
+
+
+def unescaped(value: str) -> str:
+    """Return an attribute's value as it was before it was written."""
+    return value.replace("&quot;", '"').replace("&amp;", "&")
 
 
 # -- conversations from outside ----------------------------------------------------------------
@@ -255,7 +304,7 @@ def message_of(value: Any, where: str) -> Message:
     fields = {"reasoning" if key == "reasoning_content" else key: value[key] for key in value}
     unknown = sorted(set(fields) - {"role", "content", "reasoning", "name"})
     if unknown:
-        need = "role, content, reasoning or name (tools are not written)"
+        need = "role, content, reasoning or name (tools: k3tool serve)"
         raise UsageError(where, got=f"a field {quoted(unknown[0])}", need=need)
     if fields.get("role") not in ROLES:
         raise UsageError(f"{where}: role", got=quoted(fields.get("role")), need=" or ".join(ROLES))

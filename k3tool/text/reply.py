@@ -7,6 +7,7 @@ from k3tool.text.chat import RESPONSE, ChannelReader
 from k3tool.text.stop_text import StopText
 from k3tool.text.stream import StreamDecoder
 from k3tool.text.tokenizer import Tokenizer
+from k3tool.text.tools import Tag
 
 
 class Part(NamedTuple):
@@ -53,6 +54,11 @@ class Reply:
     def stopped_by(self) -> str | None:
         """Return the stop that ended the reply; no part follows it."""
         return self._stop.found
+
+    @property
+    def ended_tag(self) -> Tag | None:
+        """Return the tag that the last token ended: it stands behind that token's parts."""
+        return None if self._reader is None else self._reader.ended
 
     @property
     def text(self) -> str:

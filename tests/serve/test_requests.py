@@ -10,8 +10,21 @@ from hypothesis import strategies as st
 from k3tool.errors import UsageError
 from k3tool.serve.requests import MOST_BRACKETS, Ask, read_body, read_chat, read_completion
 from k3tool.text.chat import NO_THINKING, Message
+from k3tool.text.tools import Call
 
 HELLO = [{"role": "user", "content": "hello"}]
+
+
+CALLED: dict[str, Any] = {
+    "role": "assistant", "content": None,
+    "tool_calls": [
+        {"id": "a", "type": "function", "function": {"name": "f", "arguments": '{"x": 1e2}'}}
+    ],
+}  # fmt: skip
+ANSWER = {"role": "tool", "tool_call_id": "a", "content": "done"}
+TOOL: dict[str, Any] = {
+    "type": "function", "function": {"name": "f", "parameters": {"type": "object"}},
+}  # fmt: skip
 
 
 def completion(**body: Any) -> Any:
@@ -69,7 +82,8 @@ def test_every_field_is_taken() -> None:
         ("stop", [""]), ("stop", ["x"] * 17), ("stop", 3), ("stop_token_ids", ["x"]),
         ("stream", 1), ("stream_options", {"include_usage": True}), ("stream_options", {"x": 1}),
         ("presence_penalty", 0.5), ("logprobs", True), ("logprobs", 5), ("logit_bias", {"1": 2}),
-        ("tools", [{}]), ("tool_choice", "required"), ("response_format", {"type": "json_object"}),
+        ("tools", [{}]), ("tools", {"x": 1}), ("tools", [TOOL, TOOL]), ("tool_choice", "required"),
+        ("response_format", {"type": "json_object"}),
         ("echo", True), ("best_of", 2), ("modalities", ["audio"]), ("max_token", 3),
         ("reasoning_effort", "medium"), ("reasoning_effort", ["low"]),
         ("model", 3), ("ignore_eos", "no"),
@@ -114,7 +128,15 @@ def test_messages_become_roles_and_text() -> None:
     ("messages", "place"),
     [
         (None, "messages"), ([], "messages"), ("hello", "messages"), ([3], r"messages\[0\]"),
-        ([{"role": "tool", "content": "x"}], r"messages\[0\].role"),
+        ([{"role": "function", "content": "x"}], r"messages\[0\].role"),
+        ([{"role": "tool", "content": "x"}], r"messages\[0\].tool_call_id"),
+        ([{"role": "tool", "tool_call_id": "a", "content": "x"}],
+         r"messages\[0\].tool_call_id: got .a."),
+        ([*HELLO, CALLED], r"messages\[2\]: got no answer to the call .a."),
+        ([*HELLO, CALLED, *HELLO], r"messages\[2\]: got no answer to the call .a."),
+        ([*HELLO, CALLED, ANSWER, ANSWER], r"messages\[3\].tool_call_id: got .a."),
+        ([*HELLO, CALLED | {"tool_calls": CALLED["tool_calls"] * 2}],
+         r"messages\[1\].tool_calls\[1\].id"),
         ([{"content": "x"}], r"messages\[0\].role"),
         ([{"role": "user"}], r"messages\[0\].content"),
         ([*HELLO, {"role": "user", "content": [{"type": "image_url"}]}],
@@ -199,3 +221,47 @@ def test_a_field_that_is_never_served() -> None:
     assert read_chat({"model": "m", "messages": [{"role": "user", "content": "x"}], "audio": None})
     with pytest.raises(UsageError, match=r"web_search_options: got .*, need null: nothing else"):
         read_chat({"model": "m", "messages": [], "web_search_options": {}})
+
+
+def test_tools_are_read() -> None:
+    asked = chat(tools=[TOOL], tool_choice="auto", parallel_tool_calls=True)
+    assert asked.tools.endswith(
+        '```json\n[{"function":{"name":"f","parameters":{"type":"object"}},"type":"function"}]\n```'
+    )
+    assert chat(tools=[], tool_choice="none").tools is None
+
+
+@pytest.mark.parametrize(
+    ("change", "place"),
+    [
+        ({"strict": True}, r"tools\[0\].function.strict: got true"),
+        ({"name": ""}, r"tools\[0\].function.name"),
+        ({"parameters": []}, r"tools\[0\].function.parameters"),
+        ({"returns": {}}, r"tools\[0\].function.returns"),
+    ],
+)
+def test_a_tool_that_is_not_served_is_named(change: dict[str, Any], place: str) -> None:
+    with pytest.raises(UsageError, match=rf"^{place}"):
+        chat(tools=[{"type": "function", "function": TOOL["function"] | change}])
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("tool_choice", "none"), ("tool_choice", "required"), ("parallel_tool_calls", False),
+        ("tool_choice", {"type": "function", "function": {"name": "f"}}),
+    ],
+)  # fmt: skip
+def test_what_nothing_holds_the_model_to_is_refused(field: str, value: object) -> None:
+    with pytest.raises(UsageError, match=f"^{field}: got .*nothing would hold the model"):
+        chat(tools=[TOOL], **{field: value})
+
+
+def test_answers_of_tools_stand_in_the_order_of_the_calls() -> None:
+    second = {"id": "b", "type": "function", "function": {"name": "g", "arguments": ""}}
+    both = CALLED | {"tool_calls": [*CALLED["tool_calls"], second]}
+    late = ANSWER | {"tool_call_id": "b", "content": "other"}
+    read = read_chat({"model": "m", "messages": [*HELLO, both, late, ANSWER, *HELLO]}).messages
+    assert [message.answers for message in read] == [None, None, ("f", 1), ("g", 2), None]
+    assert [message.content for message in read[2:4]] == ["done", "other"]
+    assert read[1].calls == (Call("f", '{"x": 1e2}', "a"), Call("g", "", "b"))
