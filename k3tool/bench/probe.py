@@ -9,7 +9,6 @@ import contextlib
 import os
 import subprocess
 from pathlib import Path
-from types import TracebackType
 from typing import NamedTuple
 
 from k3tool.errors import TargetError, UnsoundError
@@ -18,7 +17,6 @@ from k3tool.runtime.interpreter import check_leaves, load
 LEAST_BYTES = 1 << 30
 CACHES = 4  # the memory walked is at least so many times the last-level cache
 READ_WAYS = ((1, 0), (1, 1), (4, 0), (4, 1))  # streams, software prefetch
-HUGE_SHARE = 0.9
 PEER = "double"  # the starting engine's order of summation, in place of a leaf set
 
 
@@ -87,12 +85,7 @@ class Probe:
         """Return the running child."""
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         """End the child."""
         self.close()
 

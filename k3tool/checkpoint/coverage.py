@@ -99,17 +99,11 @@ class Coverage:
         return self.n_bytes + self.vision.n_bytes
 
 
-def check_coverage(path: str | Path, claimed: Iterable[str]) -> Coverage:
+def coverage_of(checkpoint: Checkpoint, claimed: Iterable[str]) -> Coverage:
     """Compare a checkpoint or rank folder with the weight table and the graph's `claimed` leaves.
 
-    Raises: ArtifactError when config or index cannot be read at all.
+    What is wrong becomes a finding; of files only headers and config are read.
     """
-    with Checkpoint.open(path) as checkpoint:
-        return coverage_of(checkpoint, claimed)
-
-
-def coverage_of(checkpoint: Checkpoint, claimed: Iterable[str]) -> Coverage:
-    """Compare an open checkpoint or rank folder; see check_coverage."""
     coverage = Coverage(
         path=checkpoint.path,
         tp=checkpoint.tp,

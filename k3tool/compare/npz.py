@@ -12,7 +12,6 @@ import tempfile
 import zipfile
 import zlib
 from pathlib import Path
-from types import TracebackType
 from typing import IO, Any, Self
 
 import numpy as np
@@ -49,12 +48,7 @@ class Archive:
         """Return itself."""
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         """Close the archive; maps stay."""
         self._zip.close()
         self._file.close()

@@ -15,7 +15,6 @@ import numpy.typing as npt
 from k3tool.isa.op_spec import OpSpec
 from k3tool.isa.table import SPECS, Op
 from k3tool.model.config import K3Config
-from k3tool.model.graph import build_graph
 from k3tool.model.nodes import Graph, Leaf, Node
 from k3tool.model.operators import f32_bits, solve_sizes, units_of
 from k3tool.ref.formats import Array, Step
@@ -149,17 +148,6 @@ def _unit_cols(graph: Graph, node: Node) -> int:
     attrs = {name: int(value) for name, value in node.attrs}
     width, sizes = solve_sizes(node.op, SPECS[node.op].name, shapes, attrs, tp=1)
     return units_of(node.op, width, sizes, max_tokens=1)[1]
-
-
-def forward(
-    config: K3Config, weights: Mapping[str, Any], ids: Sequence[int], graph: Graph | None = None
-) -> Array:
-    """Return the logits of every position of one sequence, with binary64 constants.
-
-    Shapes: ids (T,) -> (T, V) float64. Raises: KeyError naming a weight leaf that is absent.
-    """
-    graph = build_graph(config) if graph is None else graph
-    return Sequence64(graph, weights, constants=exact_constants(config)).logits(ids)
 
 
 def greedy(

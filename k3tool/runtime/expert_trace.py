@@ -8,7 +8,6 @@ choices. A trace that cannot be written whole is not left behind, and does not e
 import json
 import os
 from pathlib import Path
-from types import TracebackType
 from typing import Any, NamedTuple, Self
 
 import numpy as np
@@ -73,12 +72,7 @@ class TraceFile:
         """Return it."""
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         """Close it; remove what has no name of its own."""
         if self.descriptor is not None:
             os.close(self.descriptor)

@@ -11,7 +11,6 @@ import os
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 from k3tool.atomic import TEMPORARY, disk_hint, system_words
@@ -77,12 +76,7 @@ class Outputs:
         """Return it."""
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         """Give back the room of what was not written."""
         for room in self._room.values():
             os.close(room)

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from k3tool.checkpoint.index import INDEX_NAME
-from k3tool.checkpoint.reader import Checkpoint
+from tests.in_place import put
 
 Damage = Callable[[Path], None]
 LAYER = "language_model.model.layers."
@@ -164,22 +164,12 @@ def test_graph_that_reads_less_or_more(
 # -- values that shard looks at ----------------------------------------------------------------
 
 
-def _poke(folder: Path, name: str, index: tuple[int, ...], value: float) -> None:
-    """Write one element of a tensor in place."""
-    with Checkpoint.open(folder) as checkpoint:
-        info, array = checkpoint.tensor_info(name), checkpoint.read(name)
-    array[index] = value
-    with (folder / info.file).open("r+b") as file:
-        file.seek(info.offset)
-        file.write(array.tobytes())
-
-
 @pytest.mark.parametrize("value", [253, 254, 255])
 def test_scale_that_leaves_the_range(
     k3tool: Callable, writable: Callable[[str], Path], tmp_path: Path, value: int
 ) -> None:
     folder = writable("tiny_tp8")
-    _poke(folder, SCALE, (9, 5), value)
+    put(folder, SCALE, (9, 5), value)
     outcome = k3tool("shard", folder, "--tp", 8, "-o", tmp_path / "out")
     assert outcome.code == 3
     assert FILE_3 in outcome.err
@@ -192,7 +182,7 @@ def test_scales_that_are_legal(
     k3tool: Callable, writable: Callable[[str], Path], tmp_path: Path, value: int
 ) -> None:
     folder = writable("tiny_tp8")
-    _poke(folder, SCALE, (9, 5), value)
+    put(folder, SCALE, (9, 5), value)
     assert k3tool("shard", folder, "--tp", 8, "-o", tmp_path / "out").code == 0
 
 
@@ -200,7 +190,7 @@ def test_values_behind_the_live_heads(
     k3tool: Callable, writable: Callable[[str], Path], tmp_path: Path
 ) -> None:
     folder = writable("tiny_tp8")
-    _poke(folder, LAYER + "1.self_attn.A_log", (13,), np.float32(0.5))
+    put(folder, LAYER + "1.self_attn.A_log", (13,), np.float32(0.5))
     outcome = k3tool("shard", folder, "--tp", 8, "-o", tmp_path / "out")
     assert outcome.code == 3
     assert "A_log: element 13: got 0.5, need zero padding behind 8 heads" in outcome.err

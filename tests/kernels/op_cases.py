@@ -40,7 +40,6 @@ class Case:
     state: str | tuple[str, ...] | None = None  # written in place besides out
     widths: tuple[int, ...] = ()  # of several results, each with a buffer of its own
     ranks: int = 1
-    out_words: bool = False  # compare words, not numbers (ids, indices)
     keep: list[object] = field(default_factory=list)
     tokens: Callable[[], Tokens] = lambda: Tokens(T)
     slots: int = 1

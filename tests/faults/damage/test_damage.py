@@ -24,17 +24,6 @@ def opened() -> Opened:
 
 
 @pytest.fixture(scope="session")
-def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("cache")
-
-
-@pytest.fixture
-def bench(k3tool: Callable, tmp_path: Path, cache: Path) -> Bench:
-    (tmp_path / "outputs").mkdir()
-    return Bench(k3tool, tmp_path / "outputs", cache)
-
-
-@pytest.fixture(scope="session")
 def healthy(
     oracle: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory, cache: Path
 ) -> list[Any]:

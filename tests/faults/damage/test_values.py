@@ -47,17 +47,6 @@ NON_FINITE = {
 }  # fmt: skip
 
 
-@pytest.fixture(scope="module")
-def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("cache")
-
-
-@pytest.fixture
-def bench(k3tool: Callable, tmp_path: Path, cache: Path) -> Bench:
-    (tmp_path / "outputs").mkdir()
-    return Bench(k3tool, tmp_path / "outputs", cache)
-
-
 def _refused_alike(bench: Bench, folder: Path, *words: str) -> tuple[Answer, Answer, str]:
     """Ask inspect --values and run, which refuse in the same words; return answers and words."""
     inspect, run = bench.k3tool("inspect", folder, "--values"), bench.run(folder)

@@ -30,6 +30,7 @@ from k3tool.checkpoint.values import Values, ValueScan
 from k3tool.errors import ArtifactError, TargetError
 from k3tool.ref.formats import FP4_VALUES
 from k3tool.runtime import build
+from tests.in_place import put
 
 LAYER = "language_model.model.layers."
 Q_PROJ = LAYER + "1.self_attn.q_proj.weight"
@@ -299,16 +300,6 @@ def look(folder: Path, **options: object) -> Values:
         targets = Targets(checkpoint, layers)
         scan = ValueScan(checkpoint, targets, n_bytes=targets.n_bytes, **{"jobs": 2, **options})
         return scan.run(tick_s=0.01)
-
-
-def put(folder: Path, name: str, index: tuple[int, ...] | slice, value: object) -> None:
-    """Write into a tensor in place."""
-    with Checkpoint.open(folder) as checkpoint:
-        info, array = checkpoint.tensor_info(name), checkpoint.read(name)
-    array[index] = value
-    with (folder / info.file).open("r+b") as file:
-        file.seek(info.offset)
-        file.write(array.tobytes())
 
 
 def swap(folder: Path, one: str, other: str) -> None:

@@ -10,11 +10,6 @@ def norm_linear(kit: Kit) -> int:
     return kit.linear(kit.norm(kit.x()), "q")
 
 
-def norm_row_parallel(kit: Kit) -> int:
-    # A norm of a shard would be another function: the row-parallel product must not take it in.
-    return kit.reduced(kit.add(Op.SILU, kit.linear(kit.norm(kit.x()), "q")))
-
-
 def mix_norm(kit: Kit) -> int:
     weights = kit.w("res_norm"), kit.w("res_proj")
     mix = kit.add(Op.ATTN_RES, kit.x(), kit.blocks(), *weights, n_blocks=1, eps=EPS)
