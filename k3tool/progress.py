@@ -3,11 +3,13 @@
 A log that says nothing for an hour looks like a hang; one with a bar's every step is no log.
 """
 
+import os
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import NamedTuple
 
 from k3tool.tables import bytes_text
 
@@ -80,18 +82,37 @@ def duration_text(seconds: float) -> str:
     return f"{minutes} min" if seconds >= 100 else f"{seconds:.0f} s"
 
 
+class RateForm(NamedTuple):
+    """How a rate is shown that others replace: what is written before the first, as each, at the
+    end.
+    """
+
+    begin: str
+    each: str
+    end: str
+
+
+LINE = RateForm("", "\r{} ", "\r\x1b[K")
+# The window's title, kept on the terminal's stack meanwhile. Where text comes on the same terminal
+# a line would stand in its middle, and what erases it could erase text at a line's end.
+TITLE = RateForm("\x1b[22;2t", "\x1b]2;{}\a", "\x1b[23;2t")
+_WITHOUT_TITLE = ("", "dumb", "linux")  # values of TERM
+
+
 class TokenRate:
-    """A line on a terminal that says, a few times a second, how many tokens came and how fast."""
+    """Says on a terminal, a few times a second, how many tokens came and how fast."""
 
     def __init__(
         self,
+        form: RateForm = LINE,
         clock: Callable[[], float] = time.monotonic,
         write: Callable[[str], None] | None = None,
     ) -> None:
         """Begin before the first token."""
-        self._clock, self._write = clock, write or _on_terminal
+        self._form, self._clock, self._write = form, clock, write or _on_terminal
         self._n = 0
         self._first = self._last = 0.0
+        self._is_shown = False
 
     def token(self) -> None:
         """Count a token. The rate is of those after the first, which waited for the prompt."""
@@ -99,15 +120,29 @@ class TokenRate:
         self._n += 1
         if self._n == 1:
             self._first = self._last = now
-        elif now - self._last >= RATE_SECONDS:
+        elif now - self._last >= RATE_SECONDS and now > self._first:
             self._last = now
             rate = (self._n - 1) / (now - self._first)
-            self._write(f"\r{self._n} tokens, {rate:.1f} tokens/s ")
+            begin = "" if self._is_shown else self._form.begin
+            self._is_shown = True
+            self._write(begin + self._form.each.format(f"{self._n} tokens, {rate:.1f} tokens/s"))
 
     def close(self) -> None:
-        """Clear the line, where there is one."""
-        if self._last > self._first:
-            self._write("\r\x1b[K")
+        """Take it away, where there is one."""
+        if self._is_shown:
+            self._is_shown = False
+            self._write(self._form.end)
+
+
+def rate_form(*, shares_terminal: bool) -> RateForm | None:
+    """Return how a rate is shown on stderr, None where it cannot be: stderr is no terminal, or it
+    has other text on it and no title that could be set.
+    """
+    if not sys.stderr.isatty():
+        return None
+    if not shares_terminal:
+        return LINE
+    return None if os.environ.get("TERM", "") in _WITHOUT_TITLE else TITLE
 
 
 def _on_terminal(text: str) -> None:

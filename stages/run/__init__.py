@@ -28,12 +28,12 @@ from stages.run.show import (
     Show,
     TextStream,
     UntilNobodyReads,
+    WithRate,
     answer_only,
     origin,
     stream_ids,
     stream_json,
     summary,
-    with_rate,
 )
 
 Say = Callable[[str], None]
@@ -180,10 +180,9 @@ def _generate(
     reply = answer.reply(prompt, options, needs_text=is_text, wants_text=as_json, note=later.append)
     follower = Follower(reply, is_chat=prompt.channel is not None)
     show: Show = stream_json if as_json else TextStream() if is_text else stream_ids
-    if answer.quiet:
-        show = answer_only(show)
-    elif as_json or prompt.channel != THINK:  # thoughts are on stderr themselves
-        show = with_rate(show)
+    has_thoughts = prompt.channel == THINK and not as_json
+    rate = WithRate(show, is_quiet=answer.quiet, has_thoughts=has_thoughts)
+    show = answer_only(show) if answer.quiet else rate
     stream = UntilNobodyReads(show, [output.path for output in _outputs(options, logits)])
 
     def on_event(event: Event) -> None:
@@ -193,7 +192,10 @@ def _generate(
         stream(follower.with_text(event))
 
     options = replace(options, ids=prompt.ids)
-    result = run(options, logits, on_event, say, note, follower.follow, saved)
+    try:
+        result = run(options, logits, on_event, say, note, follower.follow, saved)
+    finally:
+        rate.close()  # however it ends: what is said next has a line of its own
     if stream.error is not None:  # not before files are written
         raise stream.error
     if not as_json:

@@ -9,7 +9,7 @@ from pathlib import Path
 import click
 
 from k3tool.errors import quoted
-from k3tool.progress import TokenRate
+from k3tool.progress import TokenRate, rate_form
 from k3tool.runtime.run import Event, Reading, RunResult, describe
 from k3tool.tables import bytes_text, count_text
 from k3tool.text.chat import RESPONSE
@@ -156,22 +156,35 @@ def _tame(text: str) -> str:
     )
 
 
-def with_rate(show: Show) -> Show:
-    """Return `show` with tokens per second on stderr, where that is a terminal and stdout is none:
-    on one screen the line would stand in the middle of the text.
+class WithRate:
+    """A `show` with tokens per second on stderr while they come, where that is a terminal: on a
+    line of their own, or, where text comes on the same terminal, in its title.
     """
-    if not sys.stderr.isatty() or sys.stdout.isatty():
-        return show
-    rate = TokenRate()
 
-    def show_both(event: Event) -> None:
-        show(event)
-        if event["event"] == "token":
-            rate.token()
-        elif event["event"] == "end":
-            rate.close()
+    def __init__(self, show: Show, *, is_quiet: bool, has_thoughts: bool) -> None:
+        """Show events; `has_thoughts` is whether they too are written to stderr."""
+        is_shared = has_thoughts or _is_one_terminal()
+        form = None if is_quiet else rate_form(shares_terminal=is_shared)
+        self._show = show
+        self._rate = None if form is None else TokenRate(form)
 
-    return show_both
+    def __call__(self, event: Event) -> None:
+        """Take an event."""
+        if event["event"] == "end":
+            self.close()
+        self._show(event)
+        if event["event"] == "token" and self._rate is not None:
+            self._rate.token()
+
+    def close(self) -> None:
+        """Take the rate away, however the run has ended."""
+        if self._rate is not None:
+            self._rate.close()
+
+
+def _is_one_terminal() -> bool:
+    """Return whether stdout and stderr are the same terminal."""
+    return sys.stdout.isatty() and os.path.sameopenfile(sys.stdout.fileno(), sys.stderr.fileno())
 
 
 class UntilNobodyReads:

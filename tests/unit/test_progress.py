@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from k3tool import progress
-from k3tool.progress import EVERY_SECONDS, Lines, TokenRate, duration_text
+from k3tool.progress import EVERY_SECONDS, LINE, TITLE, Lines, TokenRate, duration_text
 
 
 def test_a_line_now_and_then() -> None:
@@ -90,7 +90,7 @@ def test_long_steps_speak_where_there_is_no_terminal(
 
 def test_a_rate_now_and_then_and_a_clean_line_at_the_end() -> None:
     now, written = [5.0], []
-    rate = TokenRate(lambda: now[0], written.append)
+    rate = TokenRate(LINE, lambda: now[0], written.append)
     for _ in range(11):
         rate.token()
         now[0] += 0.1
@@ -101,9 +101,23 @@ def test_a_rate_now_and_then_and_a_clean_line_at_the_end() -> None:
     assert written[-1] == "\r\x1b[K"
 
 
+def test_a_title_is_kept_and_given_back() -> None:
+    now, written = [5.0], []
+    rate = TokenRate(TITLE, lambda: now[0], written.append)
+    for _ in range(8):
+        rate.token()
+        now[0] += 0.1
+    assert written == [
+        "\x1b[22;2t\x1b]2;4 tokens, 10.0 tokens/s\a", "\x1b]2;7 tokens, 10.0 tokens/s\a"
+    ]  # fmt: skip
+    rate.close()
+    rate.close()  # once is enough
+    assert written[2:] == ["\x1b[23;2t"]
+
+
 def test_a_run_too_short_for_a_rate_leaves_no_line() -> None:
     written: list[str] = []
-    rate = TokenRate(lambda: 1.0, written.append)
+    rate = TokenRate(LINE, lambda: 1.0, written.append)
     rate.token()
     rate.close()
     assert written == []
