@@ -27,7 +27,7 @@ try:
     from k3tool import __version__
     from k3tool.errors import K3Error, TargetError
     from k3tool.memory import STARTUP_BYTES, require_room, rooms
-    from stages.help import EXIT_CODES, finish
+    from stages.help import EXIT_CODES, TRACEBACK, finish
 except KeyboardInterrupt:  # Ctrl-C while modules load is Ctrl-C all the same
     sys.exit(INTERRUPTED)
 
@@ -118,7 +118,7 @@ class LazyGroup(click.Group):
     epilog=EXIT_CODES,
 )
 @click.version_option(__version__, prog_name="k3tool")
-@click.option("--traceback", is_flag=True, help="Show where in the code an error arose.")
+@click.option(TRACEBACK, is_flag=True, help="Show where in the code an error arose.")
 def cli(traceback: bool) -> None:
     """Take a Kimi K3 checkpoint to tokens: inspect, shard, compile-plan, emit-isa, run, verify.
 

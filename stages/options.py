@@ -119,6 +119,7 @@ def given_names() -> dict[str, str]:
         str(one.name): one.opts[0 if len(one.opts) == 1 else -1]
         for one in ctx.command.params
         if isinstance(one, click.Option)
+        and one.expose_value  # --traceback is every command's
         and ctx.get_parameter_source(str(one.name)) is not ParameterSource.DEFAULT
     }
 

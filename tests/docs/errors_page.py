@@ -43,7 +43,7 @@ and the exit code says which kind it is. What click itself refuses, an unknown o
 click's words behind a line of usage. Nobody should need a traceback; to report a bug there is one:
 
 ```console
-$ k3tool --traceback run ckpt --ids 1,,2    # exit 2
+$ k3tool run ckpt --ids 1,,2 --traceback    # exit 2
 ```
 
 shows the refusal, then where in the code it arose. An error without `k3tool COMMAND:` in front is a

@@ -125,6 +125,9 @@ def test_error_class_gives_code_and_one_message(
     assert traced.err.startswith(outcome.err)
     assert "Traceback" in traced.err
     assert "raise error" in traced.err
+    behind = k3tool("shard", "x", "--tp", 8, "-o", "y", "--traceback")  # added to what was typed
+    assert (behind.code, behind.err.startswith(outcome.err)) == (code, True)
+    assert "raise error" in behind.err
 
 
 def test_unknown_exceptions_keep_their_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
