@@ -17,6 +17,7 @@ _STYLE = """
   --grid: #363b42; --box: #1e2126; } }
 body { background: var(--paper); color: var(--ink); max-width: 66rem; margin: 0 auto;
   padding: 1rem 1.25rem 4rem; font: 15px/1.5 system-ui, sans-serif; }
+h1, h2, h3, p, figcaption { overflow-wrap: anywhere; }
 h1 { font-size: 1.5rem; } h2 { font-size: 1.2rem; margin-top: 2.5rem;
   border-top: 1px solid var(--grid); padding-top: 1rem; }
 h3 { font-size: 1rem; margin-bottom: 0.3rem; }
@@ -29,7 +30,8 @@ figcaption { color: var(--dim); font-size: 0.9rem; max-width: 52rem; }
 th, td { padding: 0.15rem 0.7rem; text-align: right; border-bottom: 1px solid var(--grid);
   font-variant-numeric: tabular-nums; white-space: nowrap; }
 th:first-child, td:first-child { padding-left: 0; } th.text, td.text { text-align: left; }
-@media (max-width: 40rem) { th.text, td.text { white-space: normal; min-width: 7rem; } }
+@media (max-width: 40rem) { th, td { padding: 0.15rem 0.4rem; }
+  th.text, td.text { white-space: normal; min-width: 6.5rem; } }
 details { margin: 0.3rem 0 1.5rem; } summary { cursor: pointer; color: var(--dim); }
 code { background: var(--box); padding: 0.1rem 0.3rem; border-radius: 3px; }
 @page { margin: 15mm; }

@@ -18,9 +18,10 @@ from k3tool.bench.pictures import (
     style,
     svg_text,
 )
+from k3tool.tables import number_text
 
 _PARTS = 1500  # of a timeline's width: slices of one op that are nearer than that are drawn as one
-ZOOM = 0.06  # part of the step that the second timeline shows, from its middle on
+ZOOM = 0.06  # part of the step that the second timeline shows, where most slices begin
 GB = 1e9
 
 
@@ -36,19 +37,33 @@ def timeline_picture(name: str, trace: Mapping[str, Any], colours: Mapping[str, 
     about = trace["otherData"]
     workers, length = int(about["workers"]), float(about["step_us"])
     figure, rows = new_figure(1.9 + 2 * min(0.45 * workers, 3.0), nrows=2)
-    middle = length * 0.5
+    first = busiest([event["ts"] for event in slices], ZOOM * length, length)
     windows = ((0.0, length, "the whole step"),
-               (middle, middle + ZOOM * length, f"{ZOOM:.0%} of it, from its middle"))  # fmt: skip
-    for axes, (first, last, title) in zip(rows, windows, strict=True):
-        _lanes(axes, slices, colours, first, last)
+               (first, first + ZOOM * length, f"{ZOOM:.0%} of it, where most packets begin"),
+               )  # fmt: skip
+    for axes, (start, last, title) in zip(rows, windows, strict=True):
+        _lanes(axes, slices, colours, start, last)
         style(axes, "", "worker", grid="x")
         axes.set_title(title, color=INK, fontsize=10, loc="left")
-        axes.set_xlim(first / 1e3, last / 1e3)
+        axes.set_xlim(start / 1e3, last / 1e3)
         axes.set_ylim(workers - 0.5, -0.5)
         axes.set_yticks(range(0, workers, max(1, workers // 8)))
     rows[-1].set_xlabel("ms from the start of the step", color=INK)
     op_legend(figure, colours, [event["name"] for event in slices], gaps=False)
     return svg_text(figure, name)
+
+
+def busiest(starts: Sequence[float], width: float, length: float) -> float:
+    """Return where the window of a width begins that most of `starts` lie in, inside 0 to length.
+
+    A window at a fixed place may show one long packet of one worker, and nothing else.
+    """
+    at = np.sort(np.array(starts, np.float64))
+    at = at[at <= length - width]
+    if not len(at):
+        return max(0.0, length - width)
+    counts = np.searchsorted(np.sort(np.array(starts)), at + width) - np.arange(len(at))
+    return float(at[int(np.argmax(counts))])
 
 
 def _lanes(
@@ -196,6 +211,6 @@ def plain_ticks(axes: Any, xs: Sequence[float]) -> None:
 
     step = max(1, len(xs) // 5)
     ticks = [*xs[::step]]
-    axes.set_xticks(ticks, [f"{x:.3g}" for x in ticks])
+    axes.set_xticks(ticks, [number_text(x) for x in ticks])
     axes.xaxis.set_minor_locator(NullLocator())
     axes.xaxis.set_minor_formatter(NullFormatter())

@@ -16,6 +16,7 @@ from k3tool.bench.pictures import (
     op_colours,
     roofline_picture,
 )
+from k3tool.bench.pictures_of_programs import busiest
 
 Array = npt.NDArray[np.float64]
 PAPERS = ("#ffffff", "#14161a")  # of k3tool/bench/page.py
@@ -70,6 +71,12 @@ def test_colours_stand_out_from_both_papers_and_text_from_them() -> None:
         assert all(contrast(colour, paper) > 2.2 for paper in PAPERS), colour
         assert contrast(colour, ink_on(colour)) > 4.5, colour
     assert contrast("#d79b1a", "#ffffff") < 4.5, "the control: white on amber"
+
+
+def test_the_enlarged_part_is_where_most_packets_begin() -> None:
+    assert busiest([0.0, 50.0, 51.0, 52.0, 90.0], 5.0, 100.0) == 50.0
+    assert busiest([0.0, 97.0, 98.0, 99.0], 5.0, 100.0) == 0.0, "it ends with the step"
+    assert busiest([99.0], 5.0, 100.0) == 95.0
 
 
 @pytest.mark.parametrize("name", ["a$\\frac$b", "$x", "two\nlines", "字" * 300, "<&>", ""])
