@@ -5,6 +5,7 @@ What CuPy says in words (no package, no driver, no memory, a broken launch) beco
 
 from __future__ import annotations
 
+import inspect
 import sys
 from collections.abc import Callable
 from dataclasses import replace
@@ -30,6 +31,11 @@ from tests.runtime.test_gpu_group import CUDA, HIP, program_of, run
 
 Code = Callable[[str], bytes]
 VENDOR_DOMAINS = {"cuda": 1, "hip": 8}
+# How many arguments CuPy's calls take where their place takes any; 0: it has none.
+COUNTS = {
+    "launchCooperativeKernel": 10, "launchKernel": 11, "driverGetVersion": 0, "memGetInfo": 0,
+    "graphDestroy": 1, "graphExecDestroy": 1,
+}  # fmt: skip
 
 
 @pytest.fixture
@@ -192,3 +198,26 @@ def test_the_place_is_a_module() -> None:
     with pytest.raises(AttributeError):
         _ = fake_cupy(EmulatedDevice(b"")).ndarray
     assert isinstance(fake_cupy(EmulatedDevice(b"")), SimpleNamespace)
+
+
+def required(call: Callable[..., Any]) -> int:
+    """Return how many arguments have no default."""
+    kinds = inspect.signature(call).parameters.values()
+    return sum(kind.default is inspect.Parameter.empty for kind in kinds)
+
+
+def test_cupy_takes_the_arguments_that_its_place_does() -> None:
+    """Each call with as many objects, which none takes for numbers: nothing is called."""
+    cupy = pytest.importorskip("cupy", reason="NOT RUN: CuPy is not installed")
+    place = fake_cupy(EmulatedDevice(b""))
+    for part in ("runtime", "driver"):
+        real = getattr(cupy.cuda, part)
+        for name, stand_in in vars(getattr(place.cuda, part)).items():
+            assert hasattr(real, name), name
+            if isinstance(stand_in, type) or not callable(stand_in) or not COUNTS.get(name, 1):
+                continue
+            n = COUNTS.get(name) or required(stand_in)
+            with pytest.raises(TypeError, match="integer"):
+                getattr(real, name)(*(object() for _ in range(n)))
+            with pytest.raises(TypeError, match="argument"):
+                getattr(real, name)(*(object() for _ in range(n + 2)))
