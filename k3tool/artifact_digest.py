@@ -33,7 +33,10 @@ class Dataset:
 
 
 def stored_array(name: str, dataset: Dataset) -> Array:
-    """Return the array as it is stored: strings as object, numbers little-endian C order."""
+    """Return the array as it is stored: strings as object, numbers little-endian C order.
+
+    Shapes: any, the same; what is neither texts nor numbers is our bug (AssertionError).
+    """
     data = np.asarray(dataset.data)
     if data.size == 0 and not isinstance(dataset.data, np.ndarray):
         data = data.astype(object)  # an empty list here is an empty list of strings

@@ -36,6 +36,7 @@ class Work(NamedTuple):
 def attention_work(packets: Array, position: int) -> Work:
     """Return what attention up to a position takes; 0 where no packet attends.
 
+    Units: bytes and operations of one token of one rank; `packets` are a phase's rows (P,).
     Every head needs a product of latent and shared key with each row, and a sum of its latents.
     """
     n_bytes = operations = 0

@@ -28,8 +28,8 @@ class ChainLink(NamedTuple):
 def packet_layers(packets: Array, tensors: Sequence[Tensor]) -> list[int]:
     """Return the layer of each packet, OUTSIDE for none.
 
-    A fused packet has operands of two layers: it belongs to that of its weights, without weights to
-    that of its result.
+    Shapes: packets (P,) rows -> P numbers, from 0. A fused packet has operands of two layers: it
+    belongs to that of its weights, without weights to that of its result.
     """
     found = []
     for packet in packets:

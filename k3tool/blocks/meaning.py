@@ -89,7 +89,10 @@ def _by_instruction(results: tuple[Result, ...]) -> dict[int, list[int]]:
 
 
 def numbers_of(result: Result, bits: Array) -> Array:
-    """Return a result's bits as float64; a route has expert ids in front of their weights."""
+    """Return a result's bits as float64; a route has expert ids in front of their weights.
+
+    Shapes: bits (rows, words) u4 -> (rows, words).
+    """
     values = np.ascontiguousarray(bits).view("<f4").astype(np.float64)
     half = bits.shape[1] // 2
     if result.op == Op.ROUTER_TOPK.name:

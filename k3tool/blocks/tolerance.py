@@ -44,7 +44,10 @@ class Worst(NamedTuple):
 
 
 def worst_of(want: Array, got: Array, first: int, tolerance: Tolerance) -> Worst:
-    """Return the worst of rows from position `first` on; what is no number is infinitely wrong."""
+    """Return the worst of rows from position `first` on; what is no number is infinitely wrong.
+
+    Shapes: want, got (rows, columns). Units: of the result is a multiple of what is tolerated.
+    """
     assert want.shape == got.shape, (want.shape, got.shape)
     rms = float(np.sqrt(np.mean(np.square(want)))) if want.size else 0.0
     bound = tolerance.of_rms * rms + tolerance.of_value * np.abs(want)

@@ -190,7 +190,10 @@ class Experts:
 
 
 def decode_pairs(packed: Any, scale: Any) -> Array:
-    """Return what ref.formats.decode_mxfp4 does, a byte at a time: a test holds them equal."""
+    """Return what ref.formats.decode_mxfp4 does, a byte at a time: a test holds them equal.
+
+    Shapes: packed (R, K/2) u1, scale (R, K/32) u1 -> (R, K) float64.
+    """
     rows = len(packed)
     values = np.take(_PAIRS, packed, axis=0).reshape(rows, -1, MXFP4_GROUP)
     values *= _FACTORS[scale][..., None]

@@ -49,7 +49,7 @@ def normal(name: str, seed: int, count: int) -> Array:
 
 
 def bf16_bits(values: Array) -> Array:
-    """Round to nearest even on the bits; the values are finite."""
+    """Round to nearest even on the bits; the values are finite. Shapes: any f4 -> u2, the same."""
     bits = values.view("<u4")
     rounded: Array = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16
     return rounded.astype("<u2")
@@ -73,7 +73,10 @@ def _mxfp4_part(spec: TensorSpec, seed: int, spread: Spread) -> Array:
 
 
 def e2m1_codes(values: Array) -> Array:
-    """Return the codes nearest to some numbers, u1; beyond 6 the largest."""
+    """Return the codes nearest to some numbers; beyond 6 the largest.
+
+    Shapes: any -> u1, the same, a code a byte.
+    """
     code = np.searchsorted(_E2M1_MIDDLES, np.abs(values)).astype(np.uint8)
     signed: Array = code | np.where(values < 0, 8, 0).astype(np.uint8)
     return signed

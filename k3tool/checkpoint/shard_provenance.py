@@ -80,7 +80,7 @@ _FILE_COLUMNS = {"rank_file": ("<u4", ""), "rank_offset": ("<u8", "bytes of data
 
 
 def plan_columns(plan: ShardPlan) -> dict[str, Array]:
-    """Return the columns that the plan alone settles, by name."""
+    """Return the columns that the plan alone settles, by name. Shapes: a row a tensor."""
     return {
         name: np.array(getattr(plan.rows, name), dtype=dtype)
         for name, (dtype, _) in PLAN_COLUMNS.items()

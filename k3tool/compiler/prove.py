@@ -129,7 +129,10 @@ def stamp_text(theorems: dict[str, str]) -> str:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Check or write the stamp; return the exit code."""
+    """Have Coq check all theorems; compare with the stamp, or with `--write` write it.
+
+    Returns the exit code: what is refused is printed, nothing is raised.
+    """
     try:
         theorems, meanings = prove()
         if "--write" in arguments:

@@ -116,7 +116,11 @@ class Section:
 
 
 def text_section(raw: Mapping[str, Any], where: str) -> tuple[Section, str]:
-    """Return the text model's fields and the tensor-name prefix that goes with the layout."""
+    """Return the text model's fields and the tensor-name prefix that goes with the layout.
+
+    Raises: ArtifactError for another model_type, or fields of both layouts.
+    Source: the released `config.json` (kimi_k3 around kimi_linear).
+    """
     top = Section(raw, where)
     kind = top.get("model_type", '"kimi_k3" or "kimi_linear"')
     if kind == "kimi_k3":
@@ -167,7 +171,7 @@ def check_quantization(quant: Section) -> None:
 
 
 def layer_list(section: Section, name: str) -> tuple[int, ...]:
-    """Return a list of 1-based layer numbers."""
+    """Return a list of 1-based layer numbers. Raises: ArtifactError for anything else."""
     need = "a list of 1-based layer numbers"
     value = section.get(name, need)
     if not isinstance(value, list) or any(type(item) is not int for item in value):

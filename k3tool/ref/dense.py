@@ -24,7 +24,10 @@ def gemv_bf16(x: Array, w: Array, *, round: int = 0) -> Array:
 
 
 def gemv_bf16_blocks(x: Array, w: Array) -> Array:
-    """Multiply by a row-parallel matrix: the blocks only fix an order of summation."""
+    """Multiply by a row-parallel matrix: the blocks only fix an order of summation.
+
+    Shapes: x (T, K), w (R, K) -> (T, R).
+    """
     return x @ w.T
 
 
@@ -187,7 +190,10 @@ def mix_linears_headed(
     round: int = 0,
     head_round: int = 0,
 ) -> tuple[Array, ...]:
-    """Do as `mix_linears`, but the first linear rounds as its own flag says: it is the router's."""
+    """Do as `mix_linears`, but the first linear rounds as its own flag says: it is the router's.
+
+    Shapes: prefix (T, H), part (T, H + 16), weights (R_i, H) -> each (T, R_i).
+    """
     x = mix_norm(prefix, part, res_norm, res_proj, norm, eps=eps, norm_eps=norm_eps, round=round)
     flags = [head_round] + [round] * (len(weights) - 1)
     return tuple(gemv_bf16(x, w, round=flag) for w, flag in zip(weights, flags, strict=True))

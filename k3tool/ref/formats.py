@@ -32,7 +32,7 @@ class Step:
 
 
 def decode_bf16(bits: npt.NDArray[np.uint16]) -> Array:
-    """Widen BF16 bits: the high half of a binary32."""
+    """Widen BF16 bits: the high half of a binary32. Shapes: any u2 -> float64, the same; exact."""
     return (bits.astype(np.uint32) << 16).view(np.float32).astype(np.float64)
 
 

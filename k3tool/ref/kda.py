@@ -92,7 +92,10 @@ def kda_core(
     step: Step,
     round: int = 0,
 ) -> tuple[Array, Array]:
-    """Norm q and k, scale q after its norm, make decay and beta, run the delta rule."""
+    """Norm q and k, scale q after its norm, make decay and beta, run the delta rule.
+
+    Shapes: q, k, v, f (T, C), b (T, h), s (h, Dk, Dv) -> o (T, C) and the new state.
+    """
     return kda_step(
         scale(l2norm(q, eps=l2_eps, unit_cols=unit_cols), factor=q_scale),
         l2norm(k, eps=l2_eps, unit_cols=unit_cols),

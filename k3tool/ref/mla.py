@@ -78,7 +78,7 @@ def mla_out_gate(o: Array, gate: Array, *, round: int = 0) -> Array:
 def mla_uv_gate(
     ctx: Array, kv_b: Array, gate: Array, *, nope: int, v: int, latent: int, round: int = 0
 ) -> Array:
-    """Carry the context to values, then gate."""
+    """Carry the context to values, then gate. Shapes: ctx (T, h*latent) -> (T, h*v)."""
     o = mla_uv(ctx, kv_b, nope=nope, v=v, latent=latent, round=round)
     return mla_out_gate(o, gate, round=round)
 

@@ -122,7 +122,10 @@ def moe_glu_topk(
     linear_beta: float,
     round: int = 0,
 ) -> Array:
-    """Choose, then the gated units of the chosen. Only the choice matters, not its weights."""
+    """Choose, then the gated units of the chosen. Only the choice matters, not its weights.
+
+    Shapes: z (T, K), scores (T, E), bias (E,) -> (T, top_k*R).
+    """
     route = router_topk(scores, bias, top_k=top_k, scale=1.0)
     return moe_glu_mxfp4(z, route, w1, w3, beta=beta, linear_beta=linear_beta, round=round)
 
@@ -130,5 +133,8 @@ def moe_glu_topk(
 def moe_down_topk(
     x: Array, scores: Array, bias: Array, w2: Experts, *, top_k: int, scale: float
 ) -> Array:
-    """Choose and weigh, then add the chosen experts' outputs."""
+    """Choose and weigh, then add the chosen experts' outputs.
+
+    Shapes: x (T, top_k*K), scores (T, E), bias (E,) -> (T, R).
+    """
     return moe_down_mxfp4(x, router_topk(scores, bias, top_k=top_k, scale=scale), w2)

@@ -187,7 +187,7 @@ class Vm:
 
 
 def handle_of(spec: OpSpec, record: Array, name: str) -> int:
-    """Return the handle of an operand in a 64-byte record."""
+    """Return the handle of an operand in a record. Shapes: record (16,) u4."""
     operand = spec.operand(name)
     word = int(record[op_spec.WORD_HANDLES + operand.slot // 2])
     return (word >> 16 * (operand.slot % 2) & 0xFFFF) + operand.run

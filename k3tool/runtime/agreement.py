@@ -12,7 +12,10 @@ _SAME_ON_ALL = ("kind", "step", "phase", "position", "n_tokens", "id", "best", "
 
 
 def agreed(rows: Array) -> Array:
-    """Return all ranks' records of a step. Raises: UnsoundError naming who differs, and in what."""
+    """Return all ranks' records of a step, if they agree.
+
+    Shapes: rows (ranks,) of RECORD_DTYPE. Raises: UnsoundError naming who differs, and in what.
+    """
     keys = [tuple(row[name].tobytes() for name in _SAME_ON_ALL) for row in rows]
     if len(set(keys)) > 1:
         raise _disagreement(rows, keys)

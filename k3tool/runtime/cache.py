@@ -142,7 +142,7 @@ def default_cache() -> Path:
 
 
 def cache_folder(options: RunOptions) -> Path:
-    """Return the cache folder, created."""
+    """Return the cache folder, created. Raises: K3Error where none can be made."""
     folder = options.cache or default_cache()
     try:
         folder.mkdir(parents=True, exist_ok=True)

@@ -18,7 +18,7 @@ def digest_words(words: Array, key: int) -> int:
 
 
 def mix(x: Array) -> Array:
-    """Return k3_mix of each uint64."""
+    """Return k3_mix of each of some u8. Source: kernels_common/protocol.h."""
     x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     mixed: Array = x ^ (x >> np.uint64(31))

@@ -116,7 +116,7 @@ def nvrtc_library() -> Path | None:
 
 
 def nvrtc(source: Source, target: str, flags: tuple[str, ...] = CUDA_FLAGS) -> Compiled:
-    """Compile with NVRTC, in this process."""
+    """Compile with NVRTC, in this process. Raises: TargetError without it, or with its log."""
     arch = target.partition(":")[2]
     path = nvrtc_library()
     if path is None:
@@ -291,7 +291,10 @@ def _version(command: list[str], pattern: str) -> str:
 
 
 def function_sizes(elf: bytes) -> dict[str, int]:
-    """Return name -> bytes of every function symbol of a 64-bit little-endian ELF file."""
+    """Return name -> bytes of every function symbol of a 64-bit little-endian ELF file.
+
+    Raises: K3Error for another file. Source: the ELF specification, symbol table (SHT_SYMTAB).
+    """
     if elf[:6] != b"\x7fELF\x02\x01":
         raise K3Error("object", got=elf[:6].hex(), need="a 64-bit little-endian ELF file")
     (table,) = struct.unpack_from("<Q", elf, 0x28)

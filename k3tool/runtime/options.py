@@ -231,7 +231,10 @@ def check_fixed(options: RunOptions, params: Mapping[str, Any], epsilons: object
 
 
 def context_of(options: RunOptions, config: K3Config) -> int:
-    """Return the positions to compile for: the default, or what a longer run needs."""
+    """Return the positions to compile for: the default, or what a longer run needs.
+
+    Raises: UsageError for more than the model has.
+    """
     limit = config.max_position_embeddings
     if options.ctx is not None:
         if options.ctx > limit:

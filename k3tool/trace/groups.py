@@ -35,7 +35,10 @@ class Group(NamedTuple):
 
 
 def groups(file: TraceFile, bounds: Array) -> Iterator[Group]:
-    """Yield a trace's steps between neighbouring bounds, whole groups only."""
+    """Yield a trace's steps between neighbouring bounds, whole groups only.
+
+    Shapes: bounds (B,), ascending positions -> at most B - 1 groups.
+    """
     steps: list[Step] = []
     number = 0
     inside = list(pairwise(bounds.tolist()))

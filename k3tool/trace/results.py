@@ -218,7 +218,11 @@ def _by_run(part: Result, col0: int, col1: int) -> Iterator[tuple[int, int, int,
 
 
 def cells_of_rank(isa: Isa, stream: Stream, found: Results, rank: int, kept: Array) -> Array:
-    """Return CELL_DTYPE rows of one rank; `kept` says where a result's row is kept, or NOT_KEPT."""
+    """Return what one rank's interpreter is given to hash, cell by cell.
+
+    Shapes: kept (results,), where in a kept row a result's words begin, or NOT_KEPT -> (cells,) of
+    CELL_DTYPE.
+    """
     cells = np.zeros(found.n_cells, CELL_DTYPE)
     entries, first = stream.queues.entries, found.first.astype(np.int64)
     n_cells = first[1:] - first[:-1]

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from k3tool.checkpoint import shard_plan, shard_writer
+from k3tool.checkpoint import shard_plan, shard_space, shard_writer
 from k3tool.checkpoint.index import INDEX_NAME
 from k3tool.checkpoint.shard_check import check_shards
 from k3tool.checkpoint.shard_writer import shard_checkpoint
@@ -194,7 +194,7 @@ def test_damage_is_said_before_room_and_degree(
 ) -> None:  # fmt: skip
     """The same code and words from inspect and shard; room does not make a checkpoint whole."""
     source = writable("tiny_tp8")
-    monkeypatch.setattr(shard_writer, "free_bytes", lambda folder: 1000)
+    monkeypatch.setattr(shard_space, "free_bytes", lambda folder: 1000)
     shard = ("shard", source, "--tp", 2, "-o", tmp_path / "out")
     assert k3tool(*shard).code == 1  # the control
     kept = (source / "config.json").read_text()
