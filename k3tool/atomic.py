@@ -7,6 +7,8 @@ import contextlib
 import errno
 import hashlib
 import os
+import re
+import secrets
 import shutil
 import stat
 from collections.abc import Iterator, Sequence
@@ -18,6 +20,7 @@ from k3tool.errors import K3Error, UsageError
 
 TEMPORARY = ".tmp"  # how the hidden names of files end that are being written
 _MOST_NAME = 255  # bytes of a file's name on Linux
+_LEFT = re.compile(rf"\.([0-9]+)-[0-9a-f]{{8}}{re.escape(TEMPORARY)}")
 
 
 class Output(NamedTuple):
@@ -124,15 +127,40 @@ def disk_hint(error: OSError) -> str:
 
 
 def temporary_of(path: Path) -> Path:
-    """Return the sibling that this process writes before it is named `path`."""
-    return _hidden(path, TEMPORARY)
+    """Return a sibling that this process writes before it is named `path`, another one each time.
+
+    The process alone would not do: two machines, or containers, have processes of one number.
+    """
+    return _hidden(path, f".{os.getpid()}-{secrets.token_hex(4)}{TEMPORARY}")
+
+
+def leftovers(path: Path) -> list[Path]:
+    """Return what processes that were killed have left beside `path` of writing it."""
+    try:
+        names = sorted(os.listdir(path.absolute().parent))
+    except OSError:
+        return []
+    found = ((path.parent / name, _LEFT.search(name)) for name in names)
+    return [
+        each for each, end in found
+        if end is not None and each == _hidden(path, end[0]) and not _is_running(int(end[1]))
+    ]  # fmt: skip
+
+
+def _is_running(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except (ProcessLookupError, OverflowError):
+        return False
+    except OSError:  # another user's
+        return True
+    return True
 
 
 def _hidden(path: Path, end: str) -> Path:
-    """Return this process's hidden sibling of `path`; a name that would be too long is cut, so that
-    every name that can be given can be written.
+    """Return a hidden sibling of `path`; a name that would be too long is cut, so that every name
+    that can be given can be written.
     """
-    end = f".{os.getpid()}{end}"
     name = os.fsencode(path.name)
     if len(name) + len(end) + 1 > _MOST_NAME:
         own = hashlib.sha256(name).hexdigest()[:8]  # two long names may begin alike
@@ -178,7 +206,7 @@ def atomic_folder(out: Path) -> Iterator[Path]:
     """
     out = Path(os.path.abspath(out))  # "." has no name to stand beside
     refuse_read_name(out, str(out))
-    building = _hidden(out, ".partial")
+    building = _hidden(out, f".{os.getpid()}.partial")
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
         building.mkdir()  # what stands there under this name already is not ours to remove

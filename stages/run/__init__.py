@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from k3tool.atomic import Output, artifact_output, check_outputs
+from k3tool.atomic import Output, artifact_output, check_outputs, leftovers
 from k3tool.errors import UsageError
 from k3tool.runtime.expert_trace import MAGIC as TRACE_MAGIC
 from k3tool.runtime.options import RunOptions
@@ -54,7 +54,11 @@ def run(
     """
     named = (options.source, *options.beside, options.isa, options.plan)
     inputs = [path for path in named if path is not None]
-    check_outputs(_outputs(options, logits), inputs)
+    outputs = _outputs(options, logits)
+    check_outputs(outputs, inputs)
+    if note is not None:
+        for left in (left for output in outputs for left in leftovers(output.path)):
+            note(f"{left}: left by a process that was killed: it may be removed")
     options = replace(options, logits_output=logits)
     return run_model(options, on_event, say, note, follow=follow, saved=saved)
 
