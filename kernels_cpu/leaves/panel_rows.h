@@ -97,6 +97,41 @@ K3V_INLINE void k3p_store_trees(const k3p_work *s, uint32_t n_tok, uint32_t n_ro
     }
 }
 
+/* Sums of 16 rows that lie by block, eight of them `ldb` floats apart, to D, where a row's blocks lie together. */
+K3V_INLINE void k3p_store_eight(const float *sums, uint64_t ldb, float *D) {
+    k3v_f d[8], z[8];
+    K3V_UNROLL
+    for (uint32_t b = 0; b < 8u; b++) d[b] = k3v_load(sums + b * ldb);
+    K3V_UNROLL
+    for (int b = 0; b < 8; b += 4)
+        K3V_UNROLL
+        for (int j = 0; j < 2; j++) { /* blocks b .. b + 3 of row 4 p + k in part p of z[b + k] */
+            const __m512d low = _mm512_castps_pd(j == 0 ? _mm512_unpacklo_ps(d[b], d[b + 1]) : _mm512_unpackhi_ps(d[b], d[b + 1]));
+            const __m512d high = _mm512_castps_pd(j == 0 ? _mm512_unpacklo_ps(d[b + 2], d[b + 3]) : _mm512_unpackhi_ps(d[b + 2], d[b + 3]));
+            z[b + 2 * j] = _mm512_castpd_ps(_mm512_unpacklo_pd(low, high));
+            z[b + 2 * j + 1] = _mm512_castpd_ps(_mm512_unpackhi_pd(low, high));
+        }
+    K3V_UNROLL
+    for (uint32_t k = 0; k < 4u; k++) { /* rows k and 8 + k, 4 + k and 12 + k: both parts of one are neighbours then */
+        const __m512i of = _mm512_setr_epi64(0, 1, 4, 5, 2, 3, 6, 7);
+        const __m512i even = _mm512_castps_si512(_mm512_shuffle_f32x4(z[k], z[k + 4u], 0x88));
+        const __m512i odd = _mm512_castps_si512(_mm512_shuffle_f32x4(z[k], z[k + 4u], 0xdd));
+        const k3v_f low = _mm512_castsi512_ps(_mm512_permutexvar_epi64(of, even)), high = _mm512_castsi512_ps(_mm512_permutexvar_epi64(of, odd));
+        _mm256_storeu_ps(D + 8u * k, _mm512_castps512_ps256(low));
+        _mm256_storeu_ps(D + 8u * (k + 8u), _mm512_extractf32x8_ps(low, 1));
+        _mm256_storeu_ps(D + 8u * (k + 4u), _mm512_castps512_ps256(high));
+        _mm256_storeu_ps(D + 8u * (k + 12u), _mm512_extractf32x8_ps(high, 1));
+    }
+}
+
+/* k3v_store_blocks of a tile; what is not 16 rows of eight blocks goes by fours. */
+K3V_INLINE void k3p_store_blocks(const k3p_work *s, uint32_t n_tok, uint32_t n_rows, uint32_t nb, float *D, uint64_t ldd) {
+    const uint32_t whole = nb == 8u ? n_rows / K3P_ROWS * K3P_ROWS : 0u;
+    for (uint32_t t = 0; t < n_tok; t++)
+        for (uint32_t i = 0; i < whole; i += K3P_ROWS) k3p_store_eight(&s->d[0][t][i], K3P_BATCH * K3P_TILE, D + t * ldd + 8u * i);
+    k3v_store_blocks(s->d[0][0] + whole, K3P_BATCH * K3P_TILE, K3P_TILE, n_tok, n_rows - whole, nb, D + (uint64_t)whole * nb, ldd);
+}
+
 /* All blocks of rows r .. r + 15, each of one chunk, into s->d from row i of the tile on; x: of block 0. */
 K3V_INLINE void k3p_rows16_once(const k3p_matrix *m, uint32_t r, uint32_t row1, int is_cold, const uint8_t *x, uint64_t of_block,
                                 uint32_t n_tok, uint32_t i, k3p_work *s) {
@@ -146,7 +181,7 @@ K3V_INLINE void k3p_batch(const k3p_matrix *m, uint32_t row0, uint32_t row1, con
             }
         }
         for (uint32_t i = 0; i < n_rows && is_once; i += K3P_ROWS) k3p_rows16_once(m, r + i, row1, r + i == row0, s->x, of_block, n_tok, i, s);
-        if (out->is_blocks) k3v_store_blocks(s->d[0][0], K3P_BATCH * K3P_TILE, K3P_TILE, n_tok, n_rows, m->n_blocks, out->y + (uint64_t)(r - row0) * m->n_blocks, out->ld);
+        if (out->is_blocks) k3p_store_blocks(s, n_tok, n_rows, m->n_blocks, out->y + (uint64_t)(r - row0) * m->n_blocks, out->ld);
         else k3p_store_trees(s, n_tok, n_rows, m->n_blocks, out->y + (r - row0), out->ld);
     }
 }
