@@ -73,8 +73,7 @@ _OPTIONS: tuple[Callable[[Any], Any], ...] = (
 
 def engine_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """Add SOURCE and the options of an engine to a command."""
-    for add in reversed(_OPTIONS):
-        command = add(command)
+    command = common.together(*_OPTIONS)(command)
     return click.argument("source", type=common.PATH, required=False)(command)
 
 

@@ -46,6 +46,17 @@ POSITIVE = click.IntRange(min=1)
 _LAYER = re.compile("[0-9]{1,9}")  # no more: a range is expanded before a model is known
 
 
+def together(*options: Decorator) -> Decorator:
+    """Return several options as one, in the order in which help lists them."""
+
+    def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
+        for option in reversed(options):
+            command = option(command)
+        return command
+
+    return decorate
+
+
 def output(what: str, *, required: bool = True) -> Decorator:
     """Return `-o/--output`, the one place a command writes to."""
     return click.option(

@@ -70,18 +70,10 @@ def measure_chain(plan: Plan, phase_name: str, bandwidth: float) -> Chain:
     """
     phase = plan.phases[phase_name]
     order = Order(plan, phase)
-    depth, handoffs = longest_paths(order)
-    stated = (phase.packet_path, phase.critical_path)
-    if (depth, handoffs) != stated:
-        raise UnsoundError(f"{phase_name}: longest path", got=stated, need=(depth, handoffs))
+    depth, handoffs = _stated_paths(order)
     edges = data_edges(order)
     n_waits, slices = phase.packets["n_waits"], phase.packets["n_slices"].astype(np.int64)
-    moved = np.array([traffic_bytes(packet, plan.tensors, phase.max_tokens, plan.tp)
-                      for packet in phase.packets])  # fmt: skip
-    again = np.array([
-        reread_bytes(packet, int(packet["n_slices"]), plan.tensors, phase.max_tokens)
-        for packet in phase.packets
-    ])  # fmt: skip
+    moved, again = _packet_bytes(plan, phase)
     is_gate = (phase.packets["counter"] & GATE) != 0
     kept = sum(1 for a, b in edges if a in _producers(order, b))
     return Chain(
@@ -114,6 +106,26 @@ def measure_chain(plan: Plan, phase_name: str, bandwidth: float) -> Chain:
         bandwidth=bandwidth,
         has_prior=phase_name == "decode" and _is_priors_program(plan),
     )
+
+
+def _stated_paths(order: Order) -> tuple[int, int]:
+    """Return the longest paths in packets and in hand-offs, which the plan states as well."""
+    phase, found = order.phase, longest_paths(order)
+    stated = (phase.packet_path, phase.critical_path)
+    if found != stated:
+        raise UnsoundError(f"{phase.name}: longest path", got=stated, need=found)
+    return found
+
+
+def _packet_bytes(plan: Plan, phase: Phase) -> tuple[Columns, Columns]:
+    """Return each packet's bytes, and those that its slices read again. Shapes: (P,) twice."""
+    moved = [traffic_bytes(packet, plan.tensors, phase.max_tokens, plan.tp)
+             for packet in phase.packets]  # fmt: skip
+    again = [
+        reread_bytes(packet, int(packet["n_slices"]), plan.tensors, phase.max_tokens)
+        for packet in phase.packets
+    ]
+    return np.array(moved), np.array(again)
 
 
 def _is_priors_program(plan: Plan) -> bool:

@@ -1,6 +1,5 @@
 """How `run` answers: what is drawn, what ends it, and whether text or ids are printed."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import click
@@ -19,7 +18,7 @@ _DRAWN = ("temperature", "top_p", "top_k", "seed")
 
 def answer_options() -> common.Decorator:
     """Return the options that this module reads."""
-    options = (
+    return common.together(
         click.option(
             "--temperature", type=float, metavar="T",
             help="Draw tokens, at this temperature. Default: 0, the best token each time.",
@@ -52,13 +51,6 @@ def answer_options() -> common.Decorator:
             "-q", "--quiet", is_flag=True, help="Print the answer alone, nothing on stderr."
         ),
     )  # fmt: skip
-
-    def decorate(command: Callable[..., object]) -> Callable[..., object]:
-        for option in reversed(options):
-            command = option(command)
-        return command
-
-    return decorate
 
 
 @dataclass(frozen=True, slots=True)

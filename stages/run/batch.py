@@ -1,6 +1,5 @@
 """`run --batch FILE`: many prompts over one engine, each answered as it would be alone."""
 
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -33,7 +32,7 @@ _OF_ONE_RUN = (
 
 def batch_options() -> common.Decorator:
     """Return the options that this module reads."""
-    options = (
+    return common.together(
         click.option(
             "--batch", type=common.PATH, metavar="FILE.jsonl",
             help="Answer every request of a file, a JSON object a line: ids or prompt, and id, "
@@ -45,13 +44,6 @@ def batch_options() -> common.Decorator:
             f"there are, at most {MOST_SLOTS}.",
         ),
     )  # fmt: skip
-
-    def decorate(command: Callable[..., object]) -> Callable[..., object]:
-        for option in reversed(options):
-            command = option(command)
-        return command
-
-    return decorate
 
 
 def refuse_beside_batch(is_batch: bool) -> None:
@@ -95,29 +87,15 @@ def answer_batch(
     draws = any(not line.sampler.is_greedy for line in lines)
     job = prepare(asked, say, note, is_engine=True, logits_rows=MOST["batch"] if draws else 0)
     ends = () if options.ignore_eos else stop_ids(job.source.path, job.source.config)
-    replies: dict[str | int, Reply] = {}
-    parts: dict[str | int, str] = {}
-
-    def follow_of(line: BatchLine) -> Follow | None:
-        if tokenizer is None:
-            return None
-        reply = replies[line.name] = Reply(tokenizer, line.stops)
-
-        def follow(token: int, is_last: bool) -> str | None:
-            parts[line.name] = "".join(part.text for part in reply.feed(token, is_last))
-            return reply.stopped_by
-
-        return follow
+    texts = _Texts(tokenizer)
 
     def on_event(event: Event) -> None:
-        kind, name = event["event"], event.get("request")
+        kind = event["event"]
         if kind == "start":
             n_prompt = sum(len(line.ids) for line in lines)
             event = event | {"gen": options.gen, "prompt_tokens": n_prompt}  # not the engine's own
             note(origin(event))
-        if name in replies:
-            text = parts[name] if kind == "token" else replies[name].text
-            event = event | {"text": text}
+        event = texts.beside(event)
         if show is not None:
             show(event)
         elif kind == "finished":
@@ -125,7 +103,36 @@ def answer_batch(
         elif kind == "end":
             note(summary(event))
 
-    run_batch(job, lines, ends, follow_of, on_event, say)
+    run_batch(job, lines, ends, texts.follow_of, on_event, say)
+
+
+class _Texts:
+    """What each request has said so far, as text; without a tokenizer nothing."""
+
+    def __init__(self, tokenizer: Tokenizer | None) -> None:
+        self._tokenizer = tokenizer
+        self._replies: dict[str | int, Reply] = {}
+        self._parts: dict[str | int, str] = {}  # what the last token added
+
+    def follow_of(self, line: BatchLine) -> Follow | None:
+        """Return what reads a request's tokens as they come, and says when a text stops it."""
+        if self._tokenizer is None:
+            return None
+        reply = self._replies[line.name] = Reply(self._tokenizer, line.stops)
+
+        def follow(token: int, is_last: bool) -> str | None:
+            self._parts[line.name] = "".join(part.text for part in reply.feed(token, is_last))
+            return reply.stopped_by
+
+        return follow
+
+    def beside(self, event: Event) -> Event:
+        """Return an event of a request with its text: of a token what it added, else all of it."""
+        name = event.get("request")
+        if name not in self._replies:
+            return event
+        is_token = event["event"] == "token"
+        return event | {"text": self._parts[name] if is_token else self._replies[name].text}
 
 
 def summary(event: Event) -> str:

@@ -1,6 +1,6 @@
 """What `run --plan-only` prints: how a budget would be spent, and what a token would take."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -17,7 +17,7 @@ from stages.engine_options import memory_of
 
 def plan_only_options() -> common.Decorator:
     """Return --plan-only and its own options."""
-    options = (
+    return common.together(
         click.option(
             "--plan-only", is_flag=True,
             help="Say how --memory would be spent and what a token would take; run nothing.",
@@ -31,13 +31,6 @@ def plan_only_options() -> common.Decorator:
             help="For --plan-only: memory's, instead of measuring it.",
         ),
     )  # fmt: skip
-
-    def decorate(command: Callable[..., object]) -> Callable[..., object]:
-        for option in reversed(options):
-            command = option(command)
-        return command
-
-    return decorate
 
 
 def plan_only(given: Mapping[str, Any], rates: Sequence[float | None], as_json: bool) -> None:

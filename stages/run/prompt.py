@@ -65,7 +65,7 @@ class Prompt:
 
 def prompt_options() -> common.Decorator:
     """Return the options of Given."""
-    options = (
+    return common.together(
         click.option("--ids", metavar="1,2,3", help="The prompt, as token ids."),
         click.option("--prompt", metavar="TEXT", help="The prompt, as text."),
         click.option(
@@ -83,13 +83,6 @@ def prompt_options() -> common.Decorator:
             help="With --chat: the messages so far, one JSON object a line (role, content).",
         ),
     )  # fmt: skip
-
-    def decorate(command: Callable[..., object]) -> Callable[..., object]:
-        for option in reversed(options):
-            command = option(command)
-        return command
-
-    return decorate
 
 
 def read_prompt(

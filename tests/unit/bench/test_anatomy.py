@@ -190,8 +190,11 @@ def test_the_command_reports_the_share_and_its_reasons(
     assert chunk["peaks"]["f32"] > 1e9
     assert chunk["operations"] == sum(op["operations"] for op in chunk["ops"]) > 0
     assert chunk["peak_share"] > 0  # of a peak that was measured beside it, on a busy machine
-    assert all(op["peak_share"] >= 0 for op in chunk["ops"])
-    assert k3tool("bench", "decode", checkpoint, "--context", "9999999").code == 2
+    by_ops = sum(op["peak_share"] * op["seconds"] for op in chunk["ops"])
+    assert chunk["peak_share"] * chunk["wall"] * chunk["n_workers"] == pytest.approx(by_ops)
+    for option, value in (("--context", 9999999), ("--batch", 10**6), ("--threads", 10**9)):
+        refused = k3tool("bench", "decode", checkpoint, option, value)
+        assert (refused.code, option in refused.err) == (2, True), "by the option's own name"
     other.write_text("no interpreter")
     assert k3tool("bench", "decode", checkpoint, *asked, "--versus", other).code == 5
 
