@@ -11,6 +11,7 @@ import pytest
 
 from k3tool.bench.cache import POLICIES, replay, requests_of
 from k3tool.errors import ArtifactError, UsageError
+from k3tool.runtime import budget
 from k3tool.runtime import run as run_module
 from k3tool.runtime.expert_trace import EVENT_DTYPE, ExpertTrace, TraceFile, read_expert_trace
 from k3tool.runtime.options import RunOptions
@@ -20,7 +21,10 @@ MEMORY = 153_500_000
 
 
 @pytest.fixture
-def asked(oracle: Callable[[str], Path], tmp_path: Path) -> RunOptions:
+def asked(
+    oracle: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> RunOptions:
+    monkeypatch.setattr(budget, "COMPILE_BYTES", 0)  # which is more than so small a model needs
     return RunOptions(
         oracle("tiny_tp8"), (5, 9, 2), 8, cache=tmp_path, ignore_eos=True, memory_bytes=MEMORY,
         expert_trace=tmp_path / "experts.trace",
