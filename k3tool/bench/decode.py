@@ -47,7 +47,7 @@ from k3tool.runtime.interpreter import check_leaves, load
 from k3tool.runtime.options import RunOptions, check_request
 from k3tool.runtime.ranks import Launch, RankGroup
 from k3tool.runtime.trace import Trace
-from k3tool.targets import DEFAULT_CONTEXT
+from k3tool.targets import DEFAULT_CONTEXT, check_layout
 
 Array = npt.NDArray[Any]
 LEAST_SHARE = {"f32": 0.75, "bf16": 0.85}  # of read bandwidth
@@ -104,8 +104,11 @@ def bench_decode(options: Options) -> BenchReport:
     check_mode(options.numerics)
     if options.versus is not None:
         load(options.versus, any_source=True)  # refused before anything is measured
+    if options.batch is not None:
+        check_layout("batch", options.batch)
     with Probe(options.threads) as probe:
         decode = prepare(options, probe.threads, n_prompt=1, context=options.context)
+        several = _several(options, probe.threads)  # first: it may refuse what does not fit
         way = probe.choose_read()
         seen: list[Anatomy] = []
         peaks: list[float] = []
@@ -118,7 +121,6 @@ def bench_decode(options: Options) -> BenchReport:
         reading = interleave(probe.read, decode_rate, options.repeats, warm_up=1)
         prefilling, chunks, bounds = prefill_beside(options, probe, decode)
         other = beside_other(options, decode, decode_once)
-        several = _several(options, probe.threads)
     report = _report(options, decode.launch, way, reading, prefilling, middle(seen[1:]))
     report = with_attention(report, options.context, decode.attention, seen[1:], reading, peaks[1:])
     report = with_prefill(report, options, chunks, bounds)
@@ -191,6 +193,10 @@ def prepare(
         numerics=options.numerics,
     )  # fmt: skip
     source = open_source(asked)
+    limit = source.config.max_position_embeddings
+    if positions > limit:
+        got, need = f"{positions} positions together", f"at most {limit}, the model's"
+        raise UsageError("--context, --chunk, --tokens", got=got, need=need)
     check_request(asked, source.config)
     interpreter = load()
     check_leaves(interpreter, options.leaves)

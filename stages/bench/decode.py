@@ -32,7 +32,7 @@ def run(options: "Options") -> "BenchReport":
 @click.option(
     "--tokens", type=common.POSITIVE, default=8, show_default=True, help="Tokens of a run."
 )
-@click.option("--threads", type=common.POSITIVE, metavar="N", help="Threads. Default: all cores.")
+@shared.threads_option()
 @click.option("--leaves", type=click.Choice(LEAVES), default="auto", show_default=True,
               help="Instruction set of the op bodies.")  # fmt: skip
 @click.option("--workgroups", type=common.POSITIVE, metavar="N", help="As of run.")

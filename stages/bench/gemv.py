@@ -39,8 +39,7 @@ def run(options: Options) -> "BenchReport":
 @click.option("--numerics", "modes", type=click.Choice(["f32", "bf16"]), multiple=True,
               default=("f32", "bf16"), show_default=True, callback=shared.distinct,
               help="Activations; may be repeated.")  # fmt: skip
-@click.option("--threads", type=click.IntRange(1, 1024), metavar="N",
-              help="Default: one a CPU this process may use.")  # fmt: skip
+@shared.threads_option()
 @shared.repeats_option()
 @shared.strict_option()
 @shared.baseline_option()

@@ -21,8 +21,7 @@ def run(options: "Asked") -> "BenchReport":
 
 
 @click.command("handoff")
-@click.option("--threads", type=click.IntRange(1, 1024), metavar="N",
-              help="Workers of a rank. Default: one a CPU this process may use.")  # fmt: skip
+@shared.threads_option()
 @click.option("--tp", type=click.IntRange(1, 64), default=1, show_default=True, metavar="N",
               help="Ranks: processes that meet in shared memory.")  # fmt: skip
 @click.option("--packets", type=common.POSITIVE, default=2000, show_default=True, metavar="N",

@@ -31,7 +31,7 @@ def run(options: "Options", chunks: tuple[int, ...]) -> "BenchReport":
               )  # fmt: skip
 @click.option("--tokens", type=common.POSITIVE, default=4, show_default=True,
               help="Tokens of a run of decode.")  # fmt: skip
-@click.option("--threads", type=common.POSITIVE, metavar="N", help="Threads. Default: all cores.")
+@shared.threads_option()
 @click.option("--leaves", type=click.Choice(LEAVES), default="auto", show_default=True,
               help="Instruction set of the op bodies.")  # fmt: skip
 @click.option("--workgroups", type=common.POSITIVE, metavar="N", help="As of run.")

@@ -82,6 +82,14 @@ def baseline_option(where: str = " on this machine") -> common.Decorator:
     )  # fmt: skip
 
 
+def threads_option() -> common.Decorator:
+    """Return `--threads`."""
+    return click.option(
+        "--threads", type=click.IntRange(1, 1024), metavar="N",
+        help="Threads, of each rank. Default: one a CPU this process may use.",
+    )  # fmt: skip
+
+
 def versus_option() -> common.Decorator:
     """Return `--versus`."""
     return click.option(
