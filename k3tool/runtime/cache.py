@@ -9,7 +9,7 @@ import contextlib
 import fcntl
 import hashlib
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -245,23 +245,13 @@ def program(source: Source, options: RunOptions, say: Say) -> Program:
 def _cached_program(source: Source, options: RunOptions, say: Say) -> Program:
     folder = cache_folder(options)
     target = get_target(options.target)
-    settings: dict[str, Any] = {
-        "tp": source.tp,
-        "target": target.name,
-        "workgroups": options.workgroups or _workgroups(target, source.tp // options.devices),
-        "chunk": options.chunk or DEFAULT_CHUNK,
-        "batch": options.batch or BATCH,
-        "ctx": context_of(options, source.config),
-        "without": sorted(options.without),
-        "numerics": options.numerics or "f32",
-    }
+    settings = _settings(source, options, target)
     reserved = logits_bytes(options, source.config)
     budget = {}
     if options.memory_bytes is not None:
         budget = {"memory": options.memory_bytes - reserved}
     eps = dict(sorted(source.config.eps.items()))
-    reference = source.as_input()
-    unnamed = reference._replace(name="")  # a renamed folder holds the same checkpoint
+    unnamed = source.as_input()._replace(name="")  # a renamed folder holds the same checkpoint
     identity = canonical_json([settings | budget, eps, unnamed, isa_hash(), _compiler_hash()])
     key = "program-" + hashlib.sha256(identity.encode()).hexdigest()[:24]
     path, plan_path = folder / f"{key}.isa.h5", folder / f"{key}.plan.h5"
@@ -277,21 +267,40 @@ def _cached_program(source: Source, options: RunOptions, say: Say) -> Program:
                 say(f"program from the cache: {path}")
                 return Program(isa, path.name, "reused")
         say(f"compiling: {path}")
-
-        def compile_chunk(chunk: int) -> Plan:
-            return compile_plan(
-                source.config, inputs=[reference], checkpoint_identity=source.identity,
-                **(settings | {"chunk": chunk}),
-            )  # fmt: skip
-
-        if options.memory_bytes is None:
-            compiled = compile_chunk(settings["chunk"])
-        else:
-            floor = run_floor_bytes(source.config, source.tp)
-            compiled = fit(compile_chunk, settings["chunk"], options.memory_bytes, reserved, floor)
-        plan = save_proved_plan(compiled, plan_path)
+        plan = save_proved_plan(_compiled(source, options, settings, reserved), plan_path)
         save_proved_isa(emit(plan, target.name, plan_path.name), path)
         return Program(load_isa(path), path.name, "built")
+
+
+def _settings(source: Source, options: RunOptions, target: Target) -> dict[str, Any]:
+    """Return what a program is compiled for, as compile_plan takes it."""
+    return {
+        "tp": source.tp,
+        "target": target.name,
+        "workgroups": options.workgroups or _workgroups(target, source.tp // options.devices),
+        "chunk": options.chunk or DEFAULT_CHUNK,
+        "batch": options.batch or BATCH,
+        "ctx": context_of(options, source.config),
+        "without": sorted(options.without),
+        "numerics": options.numerics or "f32",
+    }
+
+
+def _compiled(
+    source: Source, options: RunOptions, settings: Mapping[str, Any], reserved: int
+) -> Plan:
+    """Return the plan; under a budget of which so many bytes are `reserved`, one that fits."""
+
+    def compile_chunk(chunk: int) -> Plan:
+        return compile_plan(
+            source.config, inputs=[source.as_input()], checkpoint_identity=source.identity,
+            **{**settings, "chunk": chunk},
+        )  # fmt: skip
+
+    if options.memory_bytes is None:
+        return compile_chunk(settings["chunk"])
+    floor = run_floor_bytes(source.config, source.tp)
+    return fit(compile_chunk, settings["chunk"], options.memory_bytes, reserved, floor)
 
 
 def _workgroups(target: Target, ranks: int) -> int:
