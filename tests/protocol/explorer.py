@@ -5,8 +5,9 @@ whenever it likes, in any order but with itself; it then is in its domain's L2, 
 brings it to the device, at system scope to other devices too. A load takes what its block's L1
 has, else what the domain's L2 has, and keeps both; a cache may fetch what it lacks at any time,
 because somebody else asked. Nothing is dropped but by an invalidation, which keeps at device scope
-what came from another device. Every cache starts with the old value of everything. Counters are
-atomics beyond all caches, and order nothing.
+what came from another device. A write-back is begun, and done at any time before its block has
+waited for it. Every cache starts with the old value of everything. Counters are atomics beyond all
+caches, and order nothing.
 
 It does not model time: a wait is a step that is possible once its counter is high enough. States in
 which nothing is possible and not all have ended are deadlocks.
@@ -63,11 +64,11 @@ class _State(NamedTuple):
     system: tuple[int, ...]  # L: what other devices would read
     l2: _Lines  # D, L: value, is dirty
     l1: tuple[tuple[int | None, ...], ...]  # B, L
-    buffer: tuple[tuple[tuple[str, int, int], ...], ...]  # B: stores that have not left
+    buffer: tuple[tuple[tuple[str, int | str, int], ...], ...]  # B: what is begun and not done
 
 
 # Steps that no other block can see or hinder: taken at once, without trying all the others first.
-_PRIVATE = {"store", "zero", "drop_l1", "jump", "unless", "expect"}
+_PRIVATE = {"store", "zero", "write_back", "drop_l1", "jump", "unless", "expect"}
 
 
 def explore(system: System, most: int = 400_000) -> Found:
@@ -152,6 +153,9 @@ def _leave_buffer(system: System, state: _State, block: int) -> Iterator[_State]
         if any(store[:2] == (kind, place) for store in pending[:index]):
             continue  # stores to one place keep their order
         buffer = _put(state.buffer, block, pending[:index] + pending[index + 1 :])
+        if kind == "write_back":
+            yield _write_back_now(system, state._replace(buffer=buffer), block, place)
+            continue
         if kind == "counter":
             yield state._replace(buffer=buffer, counters=_put(state.counters, place, value))
             continue
@@ -212,6 +216,17 @@ def _retire(system: System, state: _State, block: int, op: Op) -> _State | None:
 
 
 def _write_back(system: System, state: _State, block: int, op: Op) -> _State:
+    """Begin a write-back at scope a."""
+    pending = (*state.buffer[block], ("write_back", op.a, 0))
+    return state._replace(buffer=_put(state.buffer, block, pending))
+
+
+def _drain(system: System, state: _State, block: int, op: Op) -> _State | None:
+    """Wait for the write-back: one lane does, so stores of the others may be under way."""
+    return None if any(kind == "write_back" for kind, _, _ in state.buffer[block]) else state
+
+
+def _write_back_now(system: System, state: _State, block: int, scope: int | str) -> _State:
     """Bring what the domain's L2 has to the device; at system scope beyond it."""
     home = system.domain[block]
     device, shared = list(state.device), list(state.system)
@@ -219,7 +234,7 @@ def _write_back(system: System, state: _State, block: int, op: Op) -> _State:
     for place, line in enumerate(lines):
         if line is not None and line[1]:
             device[place], lines[place] = line[0], (line[0], False)
-        if op.a == SYSTEM and system.owner[place] == system.rank[home]:
+        if scope == SYSTEM and system.owner[place] == system.rank[home]:
             shared[place] = device[place]
     return state._replace(
         device=tuple(device), system=tuple(shared), l2=_put(state.l2, home, tuple(lines))
@@ -285,6 +300,6 @@ def _expect(system: System, state: _State, block: int, op: Op) -> _State | str:
 
 _STEPS = {
     "store": _store, "zero": _zero, "load": _load, "retire": _retire, "write_back": _write_back,
-    "drop_l1": _drop_l1, "invalidate": _invalidate, "wait": _wait, "add": _add, "look": _look,
-    "clear": _clear, "jump": _jump, "unless": _unless, "expect": _expect,
+    "drain": _drain, "drop_l1": _drop_l1, "invalidate": _invalidate, "wait": _wait, "add": _add,
+    "look": _look, "clear": _clear, "jump": _jump, "unless": _unless, "expect": _expect,
 }  # fmt: skip

@@ -34,8 +34,9 @@ class Block:
         self.do("invalidate", scope, unless="no acquire")
 
     def release(self, scope: str, *counters: int, n: int = 1) -> None:
-        """k3_add_release: write back, then add."""
+        """k3_add_release: write back, wait for it, then add."""
         self.do("write_back", scope, unless="no release")
+        self.do("drain", unless="counted before the write-back is done")
         for counter in counters:
             self.do("add", counter, n)
 
@@ -328,16 +329,20 @@ def arrivals(mistake: str = "") -> System:
 # What each system must hold, and which single changes must be found there.
 CASES = {
     flat: ("no retire", "no acquire", "acquire before the poll"),
-    by_domain: ("no retire", "no release", "no acquire", "acquire before the poll"),
+    by_domain: (
+        "no retire", "no release", "no acquire", "acquire before the poll",
+        "counted before the write-back is done",
+    ),
     windows: ("no retire", "window out of order", "cursor fetched late"),
     two_level: (
         "no retire", "no release", "no acquire", "acquire before the poll",
         "opened before the acquire", "followers keep their L1", "count fetched late",
+        "counted before the write-back is done",
     ),
     few_workgroups: ("elected on a collective", "party of the whole domain", "no release"),
     collectives: (
         "no retire", "no release", "no acquire", "device release", "device acquire",
-        "slot reused early",
+        "slot reused early", "counted before the write-back is done",
     ),
     segments: ("zeroed per segment", "no release", "no acquire"),
     arrivals: (

@@ -37,13 +37,15 @@ def recorded(text: str, vendor: str) -> list[Op]:
     for word, *rest in lines:
         name = NAMES[rest[0]] if rest and rest[0] in NAMES else 0
         number = int(rest[1]) if len(rest) > 1 else 0
-        acquires = [Op("invalidate", rest[-1])] if rest and vendor == "cuda" else []
+        scope = rest[-1] if rest else ""
+        acquires = [Op("invalidate", scope)] if vendor == "cuda" else []
         steps += {
             "body": [BODY], "retire": [Op("retire")], "end": [Op("end", *rest)],
-            "add_release": [Op("write_back", DEVICE), Op("add", name, number)],
-            "release_system": [Op("write_back", SYSTEM)], "add_system": [Op("add", name, number)],
+            "add_release": [Op("write_back", DEVICE), Op("drain"), Op("add", name, number)],
+            "release_system": [Op("write_back", SYSTEM), Op("drain")],
+            "add_system": [Op("add", name, number)],
             "poll": [Op("wait", name, number), *acquires],
-            "acquire": [Op("invalidate", rest[-1] if rest else "")],
+            "acquire": [Op("invalidate", scope)],
             "take": [Op("add", name, number)], "count_out": [Op("add", name, number)],
             "domain_count": [Op("add", name, 1)], "domain_open": [Op("add", name, 1)],
             "domain_is_open": [Op("wait", name, 1)], "domain_acquire": [Op("drop_l1")],
