@@ -48,7 +48,7 @@ from k3tool.artifact_roots import (
 from k3tool.atomic import artifact_line, atomic_path
 from k3tool.canonical import canonical_json
 from k3tool.disk_file import DiskFile
-from k3tool.errors import ArtifactError, K3Error
+from k3tool.errors import CHECK_PATH, ArtifactError, K3Error
 from k3tool.revision import tool_version
 
 __all__ = ["Array", "Dataset", "InputRef"]  # re-exported: what a writer hands over
@@ -288,7 +288,8 @@ def open_artifact(
         got = "a folder" if os.path.isdir(path) else "no such file"
         if got != "a folder" and os.path.exists(path):
             got = "no regular file"
-        raise ArtifactError(str(path), got=got, need=f"{a_kind(kind)}, a file", hint=how_made(kind))
+        hint = how_made(kind) or CHECK_PATH
+        raise ArtifactError(str(path), got=got, need=f"{a_kind(kind)}, a file", hint=hint)
     _check_user_block(path, kind)
     try:
         file = h5py.File(path, "r")

@@ -6,8 +6,11 @@ into a message as it is, or through `listed` or `quoted`: a user reads no Python
 """
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 
+# The next step where a file that a user names is not there, and no command is known to make it.
+CHECK_PATH = "check the path: it is read from the current folder"
 _MOST_QUOTED = 60
 _MOST_SHOWN = 8192  # of one field of a message: the longest path, and no list of a million numbers
 
@@ -90,6 +93,16 @@ class K3Error(Exception):
     def __str__(self) -> str:
         """Return the message without a stage."""
         return self.text()
+
+
+@contextmanager
+def hinted(hint: str) -> Iterator[None]:
+    """Give refusals that arise inside a next step, where they have none of their own."""
+    try:
+        yield
+    except K3Error as error:
+        error.hint = error.hint or hint
+        raise
 
 
 class UsageError(K3Error):

@@ -9,7 +9,7 @@ import os
 import stat
 from pathlib import Path
 
-from k3tool.errors import ArtifactError
+from k3tool.errors import CHECK_PATH, ArtifactError
 
 # Of a file that is read into memory. The largest that is meant to be: the released index of 60 MB,
 # and traces of experts, of which this is the choices of some 45,000 tokens.
@@ -27,12 +27,12 @@ def open_regular(path: Path, need: str, *, is_fetched: bool = True) -> int:
         mode = os.stat(path).st_mode
         if not stat.S_ISREG(mode):
             got = "a folder" if stat.S_ISDIR(mode) else "no regular file"
-            hint = "put the file in its place" if is_fetched else None
+            hint = "put the file in its place" if is_fetched else CHECK_PATH
             raise ArtifactError(str(path), got=got, need=need, hint=hint)
         return os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except OSError as error:
         if error.errno == errno.ENOENT and not (is_fetched or path.is_symlink()):
-            raise ArtifactError(str(path), got="no such file", need=need) from None
+            raise ArtifactError(str(path), got="no such file", need=need, hint=CHECK_PATH) from None
         raise unreadable(path, need, error) from None
 
 

@@ -20,7 +20,7 @@ from k3tool.checkpoint.json_text import json_fault, json_kind, parse_json
 from k3tool.checkpoint.regular_file import open_regular, unreadable
 from k3tool.compare.npz import Archive
 from k3tool.compare.spill import Spill
-from k3tool.errors import ArtifactError, listed, quoted
+from k3tool.errors import ArtifactError, hinted, listed, quoted
 
 Array = npt.NDArray[Any]
 NEED = "logits: an npz archive, safetensors or lines of JSON"
@@ -66,6 +66,7 @@ class Logits:
         return int(next(iter(self.sections.values())).rows.shape[1])
 
 
+@hinted("docs/verify.md says what of such a file is read")
 def read_logits(path: Path, name: str | None = None) -> Logits:
     """Read one file of logits; its first bytes say of which kind. `name` chooses among sets.
 

@@ -15,7 +15,7 @@ from k3tool.checkpoint.regular_file import open_regular
 from k3tool.compare.event_lines import Answer, LineReader, Request
 from k3tool.compare.id_lists import read_ids
 from k3tool.compare.spill import Columns
-from k3tool.errors import ArtifactError, quoted, shown
+from k3tool.errors import ArtifactError, hinted, quoted, shown
 from k3tool.progress import progress_of
 from k3tool.runtime.tokens import TokenFile, read_tokens
 
@@ -87,6 +87,7 @@ class Record:
         return rows
 
 
+@hinted("docs/verify.md says what of such a file is read")
 def read_records(path: Path) -> list[Record]:
     """Read a file's records of tokens, one a request; its first bytes say of which kind it is.
 

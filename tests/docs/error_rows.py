@@ -34,6 +34,9 @@ of=not-a-number/model-00009-of-000011.safetensors
 cp plan.h5 damaged.h5; printf x | dd conv=notrunc oflag=seek_bytes seek=5000 of=damaged.h5
 cp -r shards edited; cp other/config.json edited/config.json; echo >> edited/config.json
 cp -r shards half; rm -r half/rank-01-of-02
+cp -r ckpt mute; rm mute/tiktoken.model mute/tokenizer_config.json
+cp -r ckpt garbled; sed -i 300d garbled/tiktoken.model
+echo '{"ids": [1], "generate": 2}' > requests.jsonl
 mkdir empty
 """
 # What no command can make: streams of another op table, which only another version writes.
@@ -46,6 +49,11 @@ USAGE = (
     Row("a number out of its range", "k3tool run ckpt --ids 1 --gen 0"),
     Row("no ids", "k3tool run ckpt --ids 1,,2"),
     Row("an id that the model does not have", "k3tool run ckpt --ids 1,512"),
+    Row("no prompt", "k3tool run ckpt"),
+    Row("two prompts", "k3tool run ckpt --ids 1 --prompt Hello"),
+    Row("a seed of nothing drawn", "k3tool run ckpt --ids 1 --seed 7"),
+    Row("a line that is no request", "k3tool run ckpt --batch requests.jsonl"),
+    Row("an answer that was not begun", "k3tool run ckpt --load-state state.h5 --chat"),
     Row("longer than the model reads", "k3tool run ckpt --ids 1 --gen 100000"),
     Row("a degree that does not divide", "k3tool shard ckpt --tp 3 -o new"),
     Row("another degree than the shards'", "k3tool run shards --ids 1 --tp 8"),
@@ -67,6 +75,7 @@ USAGE = (
     Row("an output in no folder", "k3tool run ckpt --ids 1 -o nowhere/tokens.h5"),
     Row("a folder that is there already", "k3tool sample ckpt"),
     Row("shards over something else", "k3tool shard ckpt --tp 2 -o other --force"),
+    Row("a file against itself", "k3tool verify ranks tokens.h5 tokens.h5"),
     Row("nothing to measure", "k3tool bench io empty"),
 )  # fmt: skip
 ARTIFACT = (
@@ -77,6 +86,10 @@ ARTIFACT = (
     Row("a field is missing", "k3tool inspect no-field"),
     Row("no such tensor", "k3tool inspect ckpt --tensor nonsense"),
     Row("no such file", "k3tool emit-isa nothing.h5 -o new.h5"),
+    Row("no such record", "k3tool verify ranks nothing.txt tokens.h5"),
+    Row("a record of something else", "k3tool verify ranks ckpt/config.json tokens.h5"),
+    Row("no tokenizer", "k3tool run mute --prompt Hello"),
+    Row("a tokenizer with a line missing", "k3tool run garbled --prompt Hello"),
     Row("no artifact", "k3tool emit-isa ckpt/config.json -o new.h5"),
     Row("an artifact of another kind", "k3tool emit-isa isa.h5 -o new.h5"),
     Row("a damaged artifact", "k3tool emit-isa damaged.h5 -o new.h5"),
@@ -86,6 +99,8 @@ ARTIFACT = (
     Row("streams of another arithmetic",
         "k3tool run shards --isa isa.h5 --ids 1 --numerics bf16"),
     Row("a state of another checkpoint", "k3tool run other --load-state state.h5 --gen 2"),
+    Row("a state of another arithmetic",
+        "k3tool run ckpt --load-state state.h5 --gen 2 --numerics bf16"),
     Row("shards that were edited", "k3tool run edited --ids 1"),
     Row("a rank is missing", "k3tool run half --ids 1"),
     Row("one rank for all", "k3tool run shards/rank-00-of-02 --ids 1"),
@@ -94,6 +109,7 @@ ARTIFACT = (
 UNSOUND = (
     Row("a value that is no number", "k3tool run not-a-number --ids 1"),
     Row("streams that differ", "k3tool verify ranks tokens.h5 other-eps-tokens.h5"),
+    Row("nothing to compare with", "k3tool verify ranks other-prompt.h5"),
     Row("a check that was not run, under --strict", "k3tool verify coverage isa.h5 --strict"),
     Row("shards that are not all there", "k3tool shard --check half ckpt"),
 )

@@ -30,6 +30,7 @@ def test_an_absent_file_is_no_download_that_failed(
     assert (done.code, done.out) == (3, "")
     assert "got no such file, need " in done.err
     assert "fetch" not in done.err
+    assert "hint: check the path" in done.err
 
 
 def test_a_file_of_a_checkpoint_is_fetched_again(k3tool: Run, tmp_path: Path) -> None:
