@@ -12,7 +12,8 @@ typedef struct K3IoFile {
     int is_direct;
     int is_kept; /* read with the page cache, it leaves its pages there */
     uint64_t bytes; /* by its header */
-    int64_t modified_s, modified_ns;
+    int64_t modified_s, modified_ns, changed_s, changed_ns;
+    uint64_t n_links;
 } K3IoFile;
 
 enum K3IoKind { K3_IO_FINE = 0, K3_IO_ERROR, K3_IO_SHORT, K3_IO_CHANGED };
@@ -31,6 +32,14 @@ static inline uint64_t k3_io_up(uint64_t x) { return k3_io_down(x + K3_IO_PAGE -
 /* Open for direct reading, or with the page cache where the file system knows no other way. Returns 0, or -1 with one
  * line in `why`: also where the file has not the promised size. */
 int k3_io_open(K3IoFile *file, const char *path, uint64_t bytes, char *why, size_t why_bytes);
+
+/* The same of a descriptor that is open: it becomes the file's. */
+int k3_io_adopt(K3IoFile *file, int fd, const char *path, uint64_t bytes, char *why, size_t why_bytes);
+
+/* Returns 0, or -1 with *fault filled in, but for the file's number and the range, where the file is not as it was opened.
+ * The time that it was modified can be set back, by a copy that keeps times, say; the time that its entry changed cannot. It
+ * changes with the number of names too, when another file takes its place: what is open stays as it was, and is read on. */
+int k3_io_check(const K3IoFile *file, K3IoFault *fault);
 
 /* Read bytes offset .. offset + bytes, and what else is in their pages, to `pages`, which is page-aligned and has room
  * for all of them: offset's byte comes to pages + offset % K3_IO_PAGE. Returns 0, or -1 with *fault filled in but for the

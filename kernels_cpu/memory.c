@@ -16,39 +16,27 @@
 
 #define REFUSE(...) (snprintf(why, why_bytes, __VA_ARGS__), -1)
 
-/* A checkpoint file, read-only. A size other than the header promised means that it was replaced since. */
-static const char *map_file(const K3Image *image, uint32_t index, char *why, size_t why_bytes) {
+/* A checkpoint file, read-only. A size other than the header promised means that it was replaced since. It stays open, so
+ * that it can be asked whether it is still the same. */
+static int map_file(K3Memory *m, const K3Image *image, uint32_t index, char *why, size_t why_bytes) {
     const char *path = image->text + image->files[index].path_offset;
-    struct stat st;
-    const int fd = open(path, O_RDONLY | O_CLOEXEC);
-    if (fd < 0 || fstat(fd, &st) != 0) {
-        snprintf(why, why_bytes, "%s: %s", path, strerror(errno));
-        if (fd >= 0) close(fd);
-        return NULL;
-    }
-    if ((uint64_t)st.st_size != image->files[index].bytes) {
-        snprintf(why, why_bytes, "%s: got %llu bytes, need %llu", path, (unsigned long long)st.st_size,
-                 (unsigned long long)image->files[index].bytes);
-        close(fd);
-        return NULL;
-    }
-    void *base = mmap(NULL, (size_t)st.st_size, PROT_READ, MAP_SHARED, fd, 0);
-    if (base == MAP_FAILED) snprintf(why, why_bytes, "%s: %s", path, strerror(errno));
-    close(fd);
-    return base == MAP_FAILED ? NULL : base;
+    const uint64_t bytes = image->files[index].bytes;
+    if (m->base[index] != NULL) return 0;
+    if (k3_io_adopt(&m->mapped[index], open(path, O_RDONLY | O_CLOEXEC), path, bytes, why, why_bytes) != 0) return -1;
+    void *base = mmap(NULL, (size_t)bytes, PROT_READ, MAP_SHARED, m->mapped[index].fd, 0);
+    if (base == MAP_FAILED) return REFUSE("%s: %s", path, strerror(errno));
+    m->base[index] = base;
+    return 0;
 }
 
 /* Map the files that some tensor is read from in place: where weights are copied, only tables of rows are. */
-static int map_files(const K3Image *image, int copies, const char **file, char *why, size_t why_bytes) {
+static int map_files(K3Memory *m, const K3Image *image, int copies, char *why, size_t why_bytes) {
     for (uint32_t i = 0; i < image->n_tensors; i++) {
         const K3TensorRow *t = &image->tensors[i];
         if (copies && (t->place != K3_PLACE_FILE || !k3_is_row_table(image, i))) continue;
-        if (t->place == K3_PLACE_FILE && file[t->file] == NULL && (file[t->file] = map_file(image, t->file, why, why_bytes)) == NULL) return -1;
-        for (uint32_t e = t->expert0; t->place == K3_PLACE_EXPERTS && e < t->expert0 + t->n_experts; e++) {
-            const uint32_t parts[2] = {image->experts[e].packed_file, image->experts[e].scale_file};
-            for (uint32_t k = 0; k < 2; k++)
-                if (file[parts[k]] == NULL && (file[parts[k]] = map_file(image, parts[k], why, why_bytes)) == NULL) return -1;
-        }
+        if (t->place == K3_PLACE_FILE && map_file(m, image, t->file, why, why_bytes) != 0) return -1;
+        for (uint32_t e = t->expert0; t->place == K3_PLACE_EXPERTS && e < t->expert0 + t->n_experts; e++)
+            if (map_file(m, image, image->experts[e].packed_file, why, why_bytes) != 0 || map_file(m, image, image->experts[e].scale_file, why, why_bytes) != 0) return -1;
     }
     return 0;
 }
@@ -62,14 +50,14 @@ static void *aligned(const char *data, uint64_t bytes, uint32_t elem_bytes) {
 }
 
 /* `copy`: files' copies, 0 where weights are mapped. Tables of rows are mapped either way. */
-static int place_tensors(K3Memory *m, const K3Image *image, const char **file, const char **copy, char *why, size_t why_bytes) {
+static int place_tensors(K3Memory *m, const K3Image *image, const char **copy, char *why, size_t why_bytes) {
     const K3ImageHeader *h = image->header;
     char *arena = k3_huge_alloc(h->arena_bytes), *own = k3_huge_alloc(h->private_bytes);
     char *peer = k3_segment(m, h->rank) + m->stride - h->peer_bytes;
     if (arena == NULL || own == NULL) return REFUSE("memory for activations: %s", strerror(errno));
     for (uint32_t i = 0; i < image->n_tensors; i++) {
         const K3TensorRow *t = &image->tensors[i];
-        const char **base = copy == NULL || k3_is_row_table(image, i) ? file : copy;
+        const char **base = copy == NULL || k3_is_row_table(image, i) ? m->base : copy;
         void *p = NULL;
         for (uint32_t e = t->expert0; t->place == K3_PLACE_EXPERTS && e < t->expert0 + t->n_experts; e++) {
             const K3ExpertRow *row = &image->experts[e];
@@ -123,22 +111,46 @@ static int map_logits(K3Memory *m, const K3Image *image, const char *path, char 
 int k3_memory_open(K3Memory *m, const K3Image *image, const char *shared_path, const char *logits_path, int copies,
                    uint32_t n_lines, char *why, size_t why_bytes) {
     memset(m, 0, sizeof *m);
-    const char **file = calloc(image->n_files + 1u, sizeof *file), **copy = copies ? calloc(image->n_files + 1u, sizeof *copy) : NULL;
+    const char **copy = copies ? calloc(image->n_files + 1u, sizeof *copy) : NULL;
+    m->base = calloc(image->n_files + 1u, sizeof *m->base);
+    m->mapped = calloc(image->n_files + 1u, sizeof *m->mapped);
     m->tensor = calloc(image->n_tensors + 1u, sizeof *m->tensor);
     m->experts = calloc(image->n_experts + 1u, sizeof *m->experts);
     m->admitted = calloc(image->n_experts + 1u, sizeof *m->admitted);
-    if (file == NULL || (copies && copy == NULL) || m->tensor == NULL || m->experts == NULL || m->admitted == NULL) return REFUSE("out of memory");
-    if (map_files(image, copies, file, why, why_bytes) != 0) return -1;
+    if (m->base == NULL || m->mapped == NULL || (copies && copy == NULL) || m->tensor == NULL || m->experts == NULL || m->admitted == NULL) return REFUSE("out of memory");
+    if (map_files(m, image, copies, why, why_bytes) != 0) return -1;
     if (map_shared(m, image, shared_path, n_lines, why, why_bytes) != 0) return -1;
     if (logits_path != NULL && map_logits(m, image, logits_path, why, why_bytes) != 0) return -1;
     const K3ImageHeader *h = image->header;
     m->residency = k3_residency_open(image, m->experts, h->n_load_queues + h->n_fetch_queues, k3_progress_line(m, h->rank, 0), why, why_bytes);
     if (m->residency == NULL && why[0] != 0) return -1;
     if (copies && k3_copy_weights(image, copy, n_lines, k3_progress_line(m, h->rank, 0), why, why_bytes) != 0) return -1;
-    const int rc = place_tensors(m, image, file, copy, why, why_bytes);
-    free(file);
+    const int rc = place_tensors(m, image, copy, why, why_bytes);
     free(copy);
     return rc;
+}
+
+int k3_memory_check(const K3Memory *m, const K3Image *image, K3IoFault *fault) {
+    for (uint32_t i = 0; i < image->n_files; i++)
+        if (m->base[i] != NULL && k3_io_check(&m->mapped[i], fault) != 0) {
+            fault->file = i;
+            return -1;
+        }
+    return 0;
+}
+
+int k3_memory_lost(const K3Memory *m, const K3Image *image, const void *address, K3IoFault *fault) {
+    for (uint32_t i = 0; i < image->n_files; i++) {
+        const uintptr_t first = (uintptr_t)m->base[i], at = (uintptr_t)address;
+        const uint64_t bytes = image->files[i].bytes, offset = k3_io_down(at - first);
+        if (first == 0 || at < first || offset >= bytes) continue;
+        if (k3_io_check(&m->mapped[i], fault) == 0) *fault = (K3IoFault){.kind = K3_IO_ERROR, .error = EIO};
+        fault->file = i;
+        fault->offset = offset;
+        fault->bytes = bytes - offset < K3_IO_PAGE ? bytes - offset : K3_IO_PAGE;
+        return 0;
+    }
+    return -1;
 }
 
 void k3_memory_end_step(const K3Memory *m, const K3Image *image) {

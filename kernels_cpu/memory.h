@@ -15,6 +15,8 @@ typedef struct K3Memory {
     char *shared;        /* the shared file */
     uint64_t stride;     /* from one rank's segment to the next */
     uint32_t *abort_word;
+    const char **base;   /* by file: where it is mapped, 0 where it is not */
+    K3IoFile *mapped;    /* by file: as it was then */
     K3Residency *residency; /* 0: no memory budget, weights are mapped */
     float *logits_file;  /* [rows][vocab], 0 when nobody asked for logits */
     uint64_t logits_rows;
@@ -32,6 +34,14 @@ static inline char *k3_segment(const K3Memory *m, uint32_t rank) {
 static inline uint32_t *k3_progress_line(const K3Memory *m, uint32_t rank, uint32_t worker) {
     return (uint32_t *)(void *)(k3_segment(m, rank) + (uint64_t)worker * K3_LINE);
 }
+
+/* Returns 0, or -1 with *fault filled in where a mapped file is not as it was when it was opened: what was computed since
+ * may come from another model, half of it. */
+int k3_memory_check(const K3Memory *m, const K3Image *image, K3IoFault *fault);
+
+/* Which file's page the address is on that could not be had, and why. Returns 0, or -1 where it is no mapped file's.
+ * A signal handler may call it. */
+int k3_memory_lost(const K3Memory *m, const K3Image *image, const void *address, K3IoFault *fault);
 
 /* A step is over: give back the pages of the mapped embedding, which would grow by a row a token. */
 void k3_memory_end_step(const K3Memory *m, const K3Image *image);

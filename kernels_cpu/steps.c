@@ -5,6 +5,7 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <signal.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
@@ -54,8 +55,35 @@ int k3_steps_open(K3Rank *r) {
 static void send_fault(const K3Rank *r, const K3Request *q, uint32_t position) {
     K3Record record = {.kind = K3_RECORD_FAULT, .rank = r->image.header->rank, .step = q->number, .phase = q->phase,
                        .position = position, .fault = r->team.fault};
-    if (r->memory.residency != NULL) record.io = r->memory.residency->io_fault;
+    if (r->lost.kind != K3_IO_FINE) record.io = r->lost;
+    else if (r->memory.residency != NULL) record.io = r->memory.residency->io_fault;
     k3_send_record(r, &record);
+}
+
+static K3FaultReport loss(const K3Rank *r) {
+    return (K3FaultReport){.code = K3_FAULT_IO, .phase = r->now.phase, .inst = K3_NO_INDEX, .opcode = 0xffff, .detail = r->lost.file};
+}
+
+static K3Rank *watched; /* a handler is given no argument of ours */
+
+/* A page of a mapped file could not be had: the file was cut, or its device failed. The thread cannot go on; say what was lost.
+ * Where the page is none of a file's, the second try ends the process as if nobody had looked. */
+static void lose_page(int number, siginfo_t *info, void *context) {
+    (void)context;
+    K3Rank *r = watched;
+    uint32_t none = 0;
+    signal(number, SIG_DFL);
+    if (k3_memory_lost(&r->memory, &r->image, info->si_addr, &r->lost) != 0) return;
+    r->team.fault = loss(r);
+    __atomic_compare_exchange_n(r->memory.abort_word, &none, r->image.header->rank + 1u, 0, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE);
+    send_fault(r, &r->now, r->position[0]);
+    _exit(4);
+}
+
+static int watch_pages(K3Rank *r) {
+    struct sigaction action = {.sa_sigaction = lose_page, .sa_flags = SA_SIGINFO};
+    watched = r;
+    return sigaction(SIGBUS, &action, NULL);
 }
 
 /* A request that no driver of ours sends. `detail` is the token or span it is about. */
@@ -143,10 +171,14 @@ static int run_step(K3Rank *r, const K3Request *q) {
                          .token_id = r->token_id, .position = r->position, .slot = r->slot, .page_table = r->page_table};
     K3Record record = {.kind = K3_RECORD_PROMPT, .rank = h->rank, .step = q->number, .phase = q->phase, .n_tokens = q->n};
     const uint64_t start = k3_now_ns();
-    const uint32_t fault = k3_team_step(&r->team, q->phase, &step, &record.digest);
+    uint32_t fault = k3_team_step(&r->team, q->phase, &step, &record.digest);
     record.ns = k3_now_ns() - start;
     store_logits(r, q);
     k3_memory_end_step(&r->memory, &r->image);
+    if (fault != K3_FAULT_IO && k3_memory_check(&r->memory, &r->image, &r->lost) != 0) { /* whatever else was seen came of it */
+        fault = K3_FAULT_IO;
+        r->team.fault = loss(r);
+    }
     if (fault != K3_FAULT_NONE) {
         send_fault(r, q, r->position[0]);
         return 4;
@@ -202,10 +234,12 @@ static int serve_state(K3Rank *r, int fd, const K3Request *q) {
 }
 
 int k3_serve(K3Rank *r, int fd) {
+    if (watch_pages(r) != 0) return 1;
     for (;;) {
         K3Request q;
         const int got = read_all(fd, &q, sizeof q);
         if (got <= 0) return got == 0 ? 0 : 1;
+        r->now = q;
         const int rc = q.kind == K3_REQUEST_STEP ? serve_step(r, fd, &q)
                        : q.kind == K3_REQUEST_SAVE || q.kind == K3_REQUEST_RESTORE ? serve_state(r, fd, &q)
                                                                                    : refuse(r, &q, K3_NO_INDEX);

@@ -44,6 +44,8 @@ typedef struct K3Rank {
     uint32_t *page_table, *next; /* next [n_slots]: of a step's tokens so far, the position that follows in each slot */
     uint32_t epoch;
     int record_fd;
+    K3Request now; /* what is being answered */
+    K3IoFault lost; /* of a mapped file; kind K3_IO_FINE: none */
     const char *exchange; /* path of the file that SAVE writes and RESTORE reads */
 } K3Rank;
 

@@ -32,7 +32,8 @@ def fault_error(
     operands = dict(_operands(isa, fault))
     if fault.code == records.IO and fault.io is not None:
         lost = " ".join(t.name for t in operands.values() if t.role in ("ring", "slots"))
-        at = f"{lost} for rank {fault.rank}, position {fault.position}"
+        who = f"{lost} for rank {fault.rank}" if lost else f"rank {fault.rank} as they were"
+        at = f"{who}, position {fault.position}"
         return fault.io.error(paths[fault.io.file], at)
     if fault.code == records.SCALE and fault.rank < len(weights):
         for tensor in operands.values():

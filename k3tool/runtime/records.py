@@ -38,8 +38,9 @@ assert RECORD_DTYPE.itemsize == 256
 OPCODE, NONFINITE, DEADLINE, SCRATCH, RANGE, AUDIT, PEER, SCALE = 1, 2, 3, 4, 5, 6, 7, 32
 IO, ABSENT, REQUEST = 33, 34, 35
 _IO_SHORT, _IO_CHANGED = 2, 3  # enum K3IoKind; of any other kind errno says what it is
-# Reported first when several ranks stop: a rank that only saw another stop says nothing new.
-_LATE = {PEER: 2, DEADLINE: 1}
+# Reported first when several ranks stop: what was lost explains numbers that are none, and a rank
+# that only saw another stop says nothing new.
+_LATE = {IO: -1, PEER: 2, DEADLINE: 1}
 
 
 class IoFault(NamedTuple):
@@ -53,12 +54,13 @@ class IoFault(NamedTuple):
 
     def error(self, path: str, where: str) -> K3Error:
         """Return the error that a user sees; `where` says in which step and for which tensor."""
-        place = f"{path}: bytes {self.offset} to {self.offset + self.n_bytes}"
+        span = f": bytes {self.offset} to {self.offset + self.n_bytes}"
+        place = path + span if self.n_bytes else path
         need = f"the weights of {where}"
         if self.kind == _IO_SHORT:
             return ArtifactError(place, got="the file ends before", need=need)
         if self.kind == _IO_CHANGED:
-            return ArtifactError(place, got="written to since the run began", need=need)
+            return ArtifactError(place, got="changed since the run began", need=need)
         return K3Error(place, got=os.strerror(self.errno), need=need)
 
 
@@ -89,7 +91,7 @@ class Fault(NamedTuple):
     @property
     def is_waiting(self) -> bool:
         """Return whether it says only that something awaited did not come."""
-        return self.code in _LATE
+        return self.code in (PEER, DEADLINE)
 
     def error(self, result: str = "") -> K3Error:
         """Return the error that a user sees; `result` names the tensor the instruction writes."""

@@ -369,7 +369,7 @@ def test_a_file_that_changes_while_running_stops_it(
     heard: list[Event] = []
     spoiler = at_token(2, spoil)
     asked = options(source, tmp_path, gen=200, plan=plan)
-    need = "the file ends before|written to since" if way == "cut" else "written to since"
+    need = "the file ends before|changed since" if way == "cut" else "changed since"
     with pytest.raises(ArtifactError, match=rf"{file.name}: bytes \d+ to \d+: got ({need})"):
         run_model(asked, lambda event: (heard.append(event), spoiler(event))[0])
     assert heard[-1]["event"] == "token"
