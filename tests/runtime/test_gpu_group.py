@@ -252,6 +252,23 @@ def test_a_launch_that_never_ends_is_given_up(device_code: Code, tmp_path: Any) 
     assert word == b"\xff\xff\xff\xff"  # blocks that still wait leave at their next look
 
 
+def test_a_launch_that_fails_stops_the_ranks_that_have_begun(
+    device_code: Code, tmp_path: Any
+) -> None:
+    """They wait for it; until their own deadline they would keep what is freed now."""
+
+    def broken(device: EmulatedDevice, launch: Any) -> None:
+        if launch["rank"] == 1:
+            raise UnsoundError(device.name, got="a broken launch", need="a launch")
+
+    device = device_of(device_code, spoil=broken)
+    group = group_of(program_of(CUDA, 2), device, tmp_path, seconds=60.0)
+    with pytest.raises(UnsoundError, match="got a broken launch"):
+        run(group)
+    assert device.download(group._abort_word, 4) == b"\xff\xff\xff\xff"
+    assert device.is_idle()  # rank 0's blocks have left
+
+
 def test_ranks_that_differ_are_named(device_code: Code, tmp_path: Any) -> None:
     isa = program_of(CUDA, 2)
     other = toy.random_weights() | {"norm": 2 * toy.random_weights()["norm"]}
