@@ -182,6 +182,7 @@ static void stall(void) {
 static uint32_t step_workgroup(K3Worker *w, const K3Program *p, uint32_t workgroup, uint32_t most) {
     K3Team *team = w->team;
     K3Queue *queue = &team->queues[workgroup];
+    uint32_t *progress = k3_progress_line(team->memory, team->image->header->rank, w->index);
     uint32_t done = 0;
     while (done < most && position(queue) < p->queue[workgroup + 1]) {
         const K3Entry *e = &p->entries[position(queue)];
@@ -211,6 +212,7 @@ static uint32_t step_workgroup(K3Worker *w, const K3Program *p, uint32_t workgro
         *met = 0;
         queue->resume = 0;
         __atomic_store_n(&queue->position, position(queue) + 1u, __ATOMIC_RELAXED);
+        __atomic_fetch_add(progress, 1u, __ATOMIC_RELAXED); /* each at once: a starved worker may need minutes for its queues */
         done++;
     }
     return done;
@@ -240,7 +242,6 @@ void k3_run_workgroups(K3Worker *w) {
     const int reads = w->index >= team->n_threads;
     const uint32_t first = reads ? n_compute + w->index - team->n_threads : w->index;
     const uint32_t last = reads ? first + 1u : n_compute;
-    uint32_t *progress = k3_progress_line(team->memory, team->image->header->rank, w->index);
     uint32_t open = 1;
     w->idle = 0;
     w->idle_since_ns = 0;
@@ -253,7 +254,6 @@ void k3_run_workgroups(K3Worker *w) {
             if (g % team->n_threads != w->index) done = try_workgroup(w, p, g, 1, &open);
         }
         if (done > 0) {
-            __atomic_fetch_add(progress, done, __ATOMIC_RELAXED);
             w->idle = 0;
             w->idle_since_ns = 0;
             open = 1; /* it has not looked at all of them */

@@ -41,6 +41,10 @@ _IO_SHORT, _IO_CHANGED = 2, 3  # enum K3IoKind; of any other kind errno says wha
 # Reported first when several ranks stop: what was lost explains numbers that are none, and a rank
 # that only saw another stop says nothing new.
 _LATE = {IO: -1, PEER: 2, DEADLINE: 1}
+_STILL = (
+    "no rank got on meanwhile: something hangs, or other processes leave it no core; "
+    "raise --deadline on a machine that busy"
+)
 
 
 class IoFault(NamedTuple):
@@ -96,7 +100,8 @@ class Fault(NamedTuple):
     def error(self, result: str = "") -> K3Error:
         """Return the error that a user sees; `result` names the tensor the instruction writes."""
         got, need, kind = self._words()
-        return kind(f"rank {self.rank}: {self._where(result)}", got=got, need=need)
+        hint = _STILL if self.code == DEADLINE else None
+        return kind(f"rank {self.rank}: {self._where(result)}", got=got, need=need, hint=hint)
 
     def _where(self, result: str) -> str:
         at = f"step {self.step}, position {self.position}, {ALL_PHASES[self.phase]}"

@@ -123,6 +123,7 @@ def test_a_threshold_too_high_meets_the_deadline(
     assert (fault.got, fault.expected) == (reached, reached + 1)
     name = "gate 0" if counter & GATE else f"counter {counter}"
     assert name in str(fault.error())
+    assert "raise --deadline" in fault.error().text()
     assert isinstance(fault.error(), UnsoundError)
 
 
