@@ -140,6 +140,13 @@ def test_everything_is_drawn(files: list[Path], tmp_path: Path, k3tool: Callable
     page = parse(out)
     assert headings(page) == SECTIONS
     assert pictures(page) == 1 + 3 + 1 + 1 + 1 + 2
+    for figure in page.iter("figure"):
+        (svg,) = figure.iter("{http://www.w3.org/2000/svg}svg")
+        assert svg.get("role") == "img"
+        assert svg.get("aria-label"), "said for who does not see it"
+        assert len(figure.findtext("figcaption", "")) > 20
+    heads = [cell for cell in page.iter("th") if cell.get("scope") != "col"]
+    assert not heads, "a reader of a table's cell says its column"
     text = out.read_text()
     assert NOT_MEASURED not in text
     assert "defined &lt;here&gt; &amp; now" in text
