@@ -252,6 +252,17 @@ def test_a_launch_that_never_ends_is_given_up(device_code: Code, tmp_path: Any) 
     assert word == b"\xff\xff\xff\xff"  # blocks that still wait leave at their next look
 
 
+def test_a_chosen_id_that_no_vocabulary_has_is_a_fault(device_code: Code, tmp_path: Any) -> None:
+    class Odd(EmulatedDevice):
+        def download(self, address: int, n_bytes: int) -> bytes:
+            data = EmulatedDevice.download(self, address, n_bytes)
+            is_choice = n_bytes == 16 and 0 in {which for which, _ in self.launched}
+            return data if not is_choice else data[:4] + b"\x00\x10\0\0" + data[8:]
+
+    with pytest.raises(UnsoundError, match="got 4096, need an id, position or expert in range"):
+        run(group_of(program_of(CUDA, 1), Odd(device_code("cuda")), tmp_path))
+
+
 def test_a_launch_that_fails_stops_the_ranks_that_have_begun(
     device_code: Code, tmp_path: Any
 ) -> None:
