@@ -136,7 +136,8 @@ class _Fields:
         try:
             made = replace(default, **own)
         except UsageError as error:
-            where = f"{self.where}: {error.object}"
+            field = error.object.removeprefix("--").replace("-", "_")  # in a file it is no option
+            where = f"{self.where}: {field}"
             raise UsageError(where, got=error.got, need=error.need) from None
         if own and made.temperature == 0 and "temperature" not in own:
             need = "both: without one nothing is drawn"

@@ -111,6 +111,22 @@ def test_each_gets_what_it_gives_alone(seed: int) -> None:
     assert scheduler.n_running == scheduler.n_waiting == 0
 
 
+def test_two_hundred_through_three_slots() -> None:
+    """One of them fills its slot to the last position; every slot is full until few are left."""
+    rng = random.Random(9)
+    heard = [Heard([rng.randrange(VOCAB)] * rng.randrange(1, 90), rng.randrange(1, 9))
+             for _ in range(199)]  # fmt: skip
+    heard.insert(77, Heard([4] * (CONTEXT - 5), 6))
+    engine = CheckingEngine(3, 16)
+    scheduler = run(engine, *heard)
+    for one in heard:
+        assert one.ids == alone(one.request.prompt, one.request.most_new)
+        assert one.reason == "length"
+    assert (scheduler.n_running, scheduler.n_waiting) == (0, 0)
+    full = sum(len({token.slot for token in step}) == 3 for step in engine.taken)
+    assert full > 0.95 * len(engine.taken)
+
+
 def test_a_long_prompt_stops_nobody() -> None:
     """While 300 ids are read, the others have a token in every step, and steps stay short."""
     engine = CheckingEngine(3, 16)

@@ -1,6 +1,7 @@
 """`k3tool run --batch`: each request is answered as if alone, a bad line is refused by number."""
 
 import json
+import random
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -41,7 +42,7 @@ def run(k3tool: Run, model: Path) -> Run:
 
 
 def lines(out: str) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in out.splitlines()]
+    return [json.loads(line) for line in out.split("\n") if line]  # a text may have other ends
 
 
 def written(folder: Path, *requests: object) -> Path:
@@ -97,6 +98,44 @@ def test_each_request_is_answered_as_alone(run: Run, tmp_path: Path, tp: int) ->
     assert own[-1]["reason"] == "stop"  # the last one's
 
 
+def odd_lines(seed: int, n: int) -> list[str]:
+    """Return lines of many kinds, one of exactly the context among them, and empty ones."""
+    rng = random.Random(seed)
+    texts = [json.dumps({"id": "full", "ids": [3] * 500, "gen": 12})]
+    for nth in range(n):
+        line: dict[str, Any] = {"id": f"é\u2028{nth}", "gen": rng.randrange(1, 7)}
+        if nth % 4 == 3:
+            line["prompt"] = "".join(rng.choices("aé你🙂\x00\n ", k=rng.randrange(1, 20)))
+        else:
+            line["ids"] = [rng.randrange(512) for _ in range(rng.choice([1, 2, 63, 64, 65]))]
+        if nth % 3 == 1:
+            line |= {"temperature": rng.choice([0.3, 5]), "seed": rng.randrange(2**64)}
+            line["top_p"] = 0.9
+        if nth % 5 == 2:
+            line["stop_ids"] = [rng.randrange(512) for _ in range(60)]
+        texts += [json.dumps(line), " " * (nth % 2)]
+    rng.shuffle(texts)
+    return texts
+
+
+def test_odd_lines_are_answered_as_with_one_slot(run: Run, tmp_path: Path) -> None:
+    """In three slots, and one behind the other; the order in which they end is not the file's."""
+    path = written(tmp_path, *odd_lines(5, 24))
+    found = []
+    for slots in (3, 1):
+        done = run("--batch", path, "--slots", slots, "--stop", "ka")
+        assert done.code == 0, done.err
+        found.append(lines(done.out))
+    assert sorted(found[0], key=repr) == sorted(found[1], key=repr)
+    assert len(found[0]) == 25
+    assert found[0] != found[1]
+    assert {one["reason"] for one in found[0]} == {"stop", "length"}
+    full = next(one for one in found[0] if one["request"] == "full")
+    assert full["prompt_tokens"] + len(full["ids"]) == 512
+    over = written(tmp_path, *odd_lines(5, 3), {"ids": [3] * 501, "gen": 12})
+    assert "501 + 12 = 513 positions, need at most 512" in run("--batch", over).err
+
+
 def test_a_line_of_json_for_each_finished_request(run: Run, tmp_path: Path) -> None:
     path = written(tmp_path, {"ids": [1], "gen": 5}, "", {"id": "two", "ids": [2, 3], "gen": 2})
     done = run("--batch", path, "--ignore-eos")
@@ -127,7 +166,10 @@ BAD: dict[str, tuple[object, str]] = {
     "gen of none": ({"ids": [1], "gen": 0}, "line 2: gen: got 0"),
     "gen of a half": ({"ids": [1], "gen": 1.5}, "line 2: gen: got 1.5"),
     "too long": ({"ids": [1] * 500, "gen": 13}, "line 2: prompt and tokens: got 500 + 13 = 513"),
-    "a hot one": ({"ids": [1], "temperature": 1e9}, "line 2: --temperature: got"),
+    "a hot one": ({"ids": [1], "temperature": 1e9}, "line 2: temperature: got"),
+    "no share": ({"ids": [1], "temperature": 1, "top_p": 0}, "line 2: top_p: got 0"),
+    "half a pair": ('{"prompt": "\\ud800"}', "line 2: got half of a surrogate pair"),
+    "two objects": ('{"ids": [1]} {"ids": [1]}', "line 2: got Extra data"),
     "a cold seed": ({"ids": [1], "seed": 3}, "line 2: seed: got no temperature"),
     "a name twice": ({"id": 0, "ids": [1]}, "line 2: id: got 0, need a name of its own"),
     "a name that is no text": ({"id": [1], "ids": [1]}, "line 2: id: got [1]"),
