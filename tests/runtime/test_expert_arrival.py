@@ -12,11 +12,11 @@ from k3tool.errors import UnsoundError
 from k3tool.isa.device import unpack
 from k3tool.isa.emit import emit
 from k3tool.isa.table import ALL_PHASES, Op
-from k3tool.runtime.build import build
 from k3tool.runtime.image import Request, build_image
 from k3tool.runtime.ranks import FaultError, Launch, RankGroup
 from k3tool.runtime.trace import Trace
 from k3tool.runtime.weights import RankWeights
+from tests.runtime.controls import controls_of
 from tests.runtime.test_memory_budget import bits, options, plan_with, run_model
 
 LATE_MS = 20
@@ -36,16 +36,7 @@ def plan(tiny: Path, tmp_path: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def controls(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
-    made: dict[tuple[str, ...], Path] = {}
-
-    def control(*defines: str) -> Path:
-        if defines not in made:
-            folder = tmp_path_factory.mktemp("control")
-            units = ["residency", "interp"]
-            made[defines] = build(folder / "k3-cpu", defines=list(defines), only=units)
-        return made[defines]
-
-    return control
+    return controls_of(tmp_path_factory, "residency", "interp")
 
 
 def traced(source: Path, plan: Path, interpreter: Path, deadline: float = 60.0) -> Trace:

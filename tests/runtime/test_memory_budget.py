@@ -32,9 +32,9 @@ from k3tool.runtime.budget import (
     floor_bytes,
     predict,
 )
-from k3tool.runtime.build import build
 from k3tool.runtime.options import RunOptions
 from k3tool.runtime.run import Event, RunResult, run_model
+from tests.runtime.controls import controls_of
 
 IDS = (5, 9, 2, 40, 7)
 MEGABYTES = 10**6
@@ -284,16 +284,8 @@ def test_ranks_stay_within_the_budget(small: Path, tmp_path: Path, tp: int) -> N
 
 
 @pytest.fixture(scope="module")
-def controls(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    made: dict[str, Path] = {}
-
-    def control(define: str) -> Path:
-        if define not in made:
-            folder = tmp_path_factory.mktemp("control")
-            made[define] = build(folder / "k3-cpu", defines=[define], only=["io", "residency"])
-        return made[define]
-
-    return control
+def controls(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
+    return controls_of(tmp_path_factory, "io", "residency")
 
 
 def test_a_weight_that_is_not_loaded_changes_the_result(

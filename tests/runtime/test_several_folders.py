@@ -18,10 +18,10 @@ from k3tool.compiler.plan import save_plan
 from k3tool.compiler.residency import Residency, streamable, with_residency
 from k3tool.compiler.ring import least_ring, ring_places
 from k3tool.errors import ArtifactError, UsageError
-from k3tool.runtime.build import build
 from k3tool.runtime.devices import joint_rate, share_out
 from k3tool.runtime.options import RunOptions
 from k3tool.runtime.run import RunResult, run_model
+from tests.runtime.controls import controls_of
 
 IDS = (5, 9, 2, 40, 7)
 TP = 2
@@ -126,15 +126,7 @@ def test_a_checkpoint_at_one_rank(tiny: Path, tmp_path: Path) -> None:
 
 @pytest.fixture(scope="module")
 def controls(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
-    made: dict[tuple[str, ...], Path] = {}
-
-    def control(*defines: str) -> Path:
-        if defines not in made:
-            folder = tmp_path_factory.mktemp("control")
-            made[defines] = build(folder / "k3-cpu", defines=list(defines), only=["devices"])
-        return made[defines]
-
-    return control
+    return controls_of(tmp_path_factory, "devices")
 
 
 SLOW = "K3_CONTROL_DEVICE_NS=20000"  # 50 MB/s, and a quarter of it: far below any real device
