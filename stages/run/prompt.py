@@ -96,8 +96,7 @@ def read_prompt(
     """
     _check_together(given)
     if saved is not None and given == Given():
-        if _holds_text():
-            note("stdin is not read: the kept sequence goes on (--prompt-file /dev/stdin reads it)")
+        _note_unread(note)
         return Prompt((), before=saved.ids[-saved.n_generated :])
     if given.ids is not None:
         return Prompt(parse_ids(given.ids))
@@ -131,6 +130,8 @@ def _message(given: Given, options: RunOptions, note: Say, saved: SavedState | N
     """Return a conversation up to the answer, or, of a kept one, the answer that goes on."""
     goes_on = saved is not None and given == Given(chat=True)  # no message
     messages = [] if goes_on else _conversation(given, note)
+    if goes_on:
+        _note_unread(note)
     tokenizer = tokenizer_of(options.source, options.cache)
     kept = None if saved is None else kept_conversation(tokenizer, saved.ids)
     if kept is not None and given.thinking is not None:
@@ -221,6 +222,11 @@ def read_file(option: str, path: Path, note: Say) -> bytes:
         if path.exists() and not path.is_file() and not path.is_dir():
             hint = f"through a pipe: cat {path} | k3tool run ... {option} /dev/stdin"
         raise ArtifactError(place, got=error.got, need=error.need, hint=hint) from None
+
+
+def _note_unread(note: Say) -> None:
+    if _holds_text():
+        note("stdin is not read: the kept sequence goes on (--prompt-file /dev/stdin reads it)")
 
 
 def _holds_text() -> bool:
