@@ -7,6 +7,7 @@ interpreters in turn.
 """
 
 import json
+import math
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -32,6 +33,12 @@ class Change(NamedTuple):
     now: float | None
     ratio: float | None
     is_apart: bool
+
+
+def ratio_of(now: float, before: float) -> float | None:
+    """Return now over before; None where that is no number, which JSON could not say either."""
+    ratio = now / before if before else math.inf
+    return ratio if math.isfinite(ratio) else None
 
 
 def machine() -> dict[str, Any]:
@@ -102,7 +109,7 @@ def _change(name: str, was: Mapping[str, Any] | None, row: Mapping[str, Any] | N
     if was is None or row is None:
         before, now = (None if one is None else one["median"] for one in (was, row))
         return Change(name, before, now, None, False)
-    ratio = row["median"] / was["median"] if was["median"] else None
+    ratio = ratio_of(row["median"], was["median"])
     is_apart = row["most"] < was["least"] or was["most"] < row["least"]
     return Change(name, was["median"], row["median"], ratio, is_apart)
 

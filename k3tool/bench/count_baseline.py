@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from k3tool.bench.baseline import require_same
+from k3tool.bench.baseline import ratio_of, require_same
 from k3tool.bench.shapes import NUMBER, fault
 from k3tool.checkpoint.regular_file import read_regular
 from k3tool.errors import ArtifactError
@@ -30,7 +30,9 @@ class CountChange(NamedTuple):
     @property
     def ratio(self) -> float | None:
         """Return now over before, None where there is none."""
-        return None if self.now is None or not self.before else self.now / self.before
+        if self.now is None or self.before is None:
+            return None
+        return ratio_of(self.now, self.before)
 
     def as_dict(self) -> dict[str, Any]:
         """Return plain values."""

@@ -37,7 +37,9 @@ def test_what_differs_is_named_and_nothing_else() -> None:
         ("packets", 8, 6, 0.75), ("floor.a", 1.5, 0, 0.0),
         ("ops[NEG].packets", None, 1, None), ("ops[ADD].packets", 3, None, None),
     ]  # fmt: skip
-    text = "\n".join(count_lines(changes))
+    (tiny,) = compare_counts(counted(packets=1e-308), counted(packets=8e300))
+    assert tiny.ratio is None, "beyond all numbers"
+    text = "\n".join(count_lines([*changes, tiny]))
     assert "0.750" in text
     assert "nan" not in text
 
