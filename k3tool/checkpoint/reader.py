@@ -19,6 +19,7 @@ from k3tool.checkpoint.identity import FileParts, identity_of_parts
 from k3tool.checkpoint.index import Index, read_index
 from k3tool.checkpoint.json_text import parse_json
 from k3tool.checkpoint.regular_file import read_regular, require_folder
+from k3tool.checkpoint.shard_sources import State, change, state_of
 from k3tool.checkpoint.unfinished import refuse_unfinished
 from k3tool.errors import ArtifactError, listed, printable, quoted
 from k3tool.model.config import K3Config
@@ -48,6 +49,7 @@ class Checkpoint:
         self.index = index
         self._config_bytes = config_bytes
         self._headers: dict[str, Header] = {}
+        self._states: dict[str, State | None] = {}  # of those files, before
         self._header_reader = HeaderReader()
         self._descriptors: dict[str, int] = {}
         self._finalizer = weakref.finalize(self, _close_all, self._descriptors)
@@ -113,8 +115,24 @@ class Checkpoint:
     def header(self, file: str) -> Header:
         """Return one file's header, read once. Raises: ArtifactError naming the file."""
         if file not in self._headers:
-            self._headers[file] = self._header_reader.read(self.file_path(file))
+            path = self.file_path(file)
+            self._states[file] = state_of(path)
+            self._headers[file] = self._header_reader.read(path)
         return self._headers[file]
+
+    def require_unchanged(self, what: str) -> None:
+        """Refuse files that are not those whose headers were read, which was when `what` began.
+
+        Who opens them by name later would read others by these headers. Raises: ArtifactError.
+        """
+        for file, before in self._states.items():
+            path = self.file_path(file)
+            now = state_of(path)
+            if now != before:
+                raise ArtifactError(
+                    str(path), got=change(before, now, what), need="the file that was there then",
+                    hint="do it again when nobody writes there any more",
+                )  # fmt: skip
 
     def file_parts(self, file: str) -> FileParts:
         """Return what one file adds to the identity, but for its sample."""

@@ -33,7 +33,7 @@ class Sources:
             names = os.listdir(self._folder)
         except OSError:
             names = []
-        self._states = {name: _state(self._folder / name) for name in names}
+        self._states = {name: state_of(self._folder / name) for name in names}
 
     def times(self, files: Iterable[str]) -> dict[str, list[int]]:
         """Return size and time of files: what a killed run's work was made from."""
@@ -44,15 +44,17 @@ class Sources:
         """Refuse files that are not the ones from the start. Raises: ArtifactError naming one."""
         for name in (*files, "config.json", INDEX_NAME, *SIDE_FILES):
             path, before = self._folder / name, self._states.get(name)
-            now = _state(path)
+            now = state_of(path)
             if now != before:
+                got = change(before, now, "shard")
                 raise ArtifactError(
-                    str(path), got=_change(before, now), need="the file that was there then",
+                    str(path), got=got, need="the file that was there then",
                     hint="nothing was written: shard again when nobody writes there any more",
                 )  # fmt: skip
 
 
-def _state(path: Path) -> State | None:
+def state_of(path: Path) -> State | None:
+    """Return what a file is now, None where there is none."""
     try:
         found = os.stat(path)
     except OSError:
@@ -60,9 +62,10 @@ def _state(path: Path) -> State | None:
     return State(found.st_size, found.st_mtime_ns, found.st_ino, found.st_dev)
 
 
-def _change(before: State | None, now: State | None) -> str:
+def change(before: State | None, now: State | None, what: str) -> str:
+    """Return in words what happened to a file since `what` began."""
     if now is None:
-        return "no file any more since shard began"
+        return f"no file any more since {what} began"
     if before is None or now[2:] != before[2:]:
-        return "another file than when shard began"
-    return "a file that was written to since shard began"
+        return f"another file than when {what} began"
+    return f"a file that was written to since {what} began"

@@ -159,6 +159,9 @@ def running(job: Job, say: Say) -> Iterator[RankGroup | GpuGroup]:
             say("reading the weights into memory")
         with progress_of("reading the weights into memory") as progress:
             group.wait_ready(progress)
+        # What ranks opened by name is what was looked at; from here on they hold it, or watch it.
+        for rank in job.weights.ranks:
+            rank.folder.require_unchanged("the run")
         yield group
 
 

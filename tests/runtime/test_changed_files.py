@@ -12,6 +12,7 @@ from k3tool.checkpoint.shard_writer import shard_checkpoint
 from k3tool.errors import ArtifactError
 from k3tool.runtime.build import build
 from k3tool.runtime.options import RunOptions
+from k3tool.runtime.prepare import prepare, running
 from k3tool.runtime.run import Event, RunResult, run_model
 
 SPOILT = 2  # the token at which the file changes
@@ -152,3 +153,27 @@ def test_without_the_look_other_tokens_come(
     found = run(files(1), cache, 1, written, interpreter=trusting).tokens
     assert found != want
     assert found[: SPOILT + 1] == want[: SPOILT + 1]
+
+
+@pytest.mark.parametrize("tp", [1, 2])
+@pytest.mark.parametrize(
+    ("change", "got"),
+    [(replaced, "another file than when"), (written, "a file that was written to since")],
+)
+def test_a_file_that_changes_before_ranks_open_it(
+    files: Callable[[int], Path], cache: Path, change: Change, got: str, tp: int
+) -> None:
+    """Its header has been read by then: another model's bytes would be taken by it."""
+    source = files(tp)
+    asked = RunOptions(source, (5, 9, 2), 4, tp=tp, cache=cache, ignore_eos=True)
+
+    def silent(text: str) -> None:
+        pass
+
+    with running(prepare(asked, silent, silent), silent) as group:
+        assert group.leaves, "the control"
+    job = prepare(asked, silent, silent)
+    change(largest(source))
+    refusal = f"{largest(source).name}: got {got} the run began"
+    with pytest.raises(ArtifactError, match=refusal), running(job, silent):
+        pass
