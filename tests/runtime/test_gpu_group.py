@@ -234,6 +234,49 @@ def test_a_fault_stops_all_ranks_and_is_named(
         assert str(caught.value).startswith(f"rank {tp - 1}: ")
 
 
+def test_a_rank_that_waits_leaves_when_its_peer_has_a_fault(
+    device_code: Code, tmp_path: Any
+) -> None:
+    """Long before its own deadline: the word that both look at says who stopped."""
+    device, start = device_of(device_code, spoil=only_rank_1(unknown_opcode)), time.monotonic()
+    group = group_of(program_of(CUDA, 2), device, tmp_path, seconds=120.0)
+    with pytest.raises(TargetError, match=r"rank 1: .*got opcode 250"):
+        run(group)
+    assert time.monotonic() - start < 60.0
+    assert device.download(group._abort_word, 4) == (1 + 1).to_bytes(4, "little")
+
+
+def test_a_block_of_a_domain_that_the_stream_lacks_is_a_fault(
+    device_code: Code, tmp_path: Any
+) -> None:
+    """Never modulo: two domains in one window would share an elected block's cache."""
+    device = EmulatedDevice(device_code("hip"), arch="gfx942", n_domains=9)
+    with pytest.raises(UnsoundError, match="got 8, need an id, position or expert in range"):
+        run(group_of(program_of(HIP, 1, 9), device, tmp_path))
+
+
+def test_a_bank_that_was_not_cleared_is_no_step(device_code: Code, tmp_path: Any) -> None:
+    """All windows are over and all counters as they must end: only cursors tell."""
+    kept: list[tuple[int, bytes]] = []
+
+    def not_cleared(device: EmulatedDevice, launch: Any) -> None:
+        epoch = np.frombuffer(device.download(int(launch["step"]) + 8, 4), "<u4")[0]
+        if epoch == 3:  # bank 0 is what step 2 left, which step 3 clears
+            for name in ("counters", "gates", "cursors", "rendezvous"):
+                at, n_bytes = int(launch[name]), 64 * int(launch[f"max_{name}"])
+                kept.append((at, device.download(at, n_bytes)))
+        elif epoch == 4:
+            for at, data in kept:
+                device.upload(at, data)
+
+    device = EmulatedDevice(
+        device_code("hip"), arch="gfx942", n_domains=8, spoil=not_cleared
+    )  # fmt: skip
+    with pytest.raises(UnsoundError, match=r"counter \d+ ended at \d+, need 9 arrivals"):
+        run(group_of(program_of(HIP, 1, 9), device, tmp_path))
+    assert kept
+
+
 def test_a_launch_that_loses_a_block_ends_at_the_deadline(device_code: Code, tmp_path: Any) -> None:
     device = device_of(device_code, blocks_less=1)
     with pytest.raises(UnsoundError, match="counter 0 at 3 when the deadline passed"):
