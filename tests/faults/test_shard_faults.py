@@ -14,7 +14,8 @@ import pytest
 from k3tool.checkpoint import shard_copy, shard_writer
 from k3tool.checkpoint.shard_writer import shard_checkpoint
 from k3tool.errors import ArtifactError, K3Error, UsageError
-from tests.faults.unfinished_shards import tree, unfinished
+from tests.faults.unfinished_shards import unfinished
+from tests.folders import tree
 
 Oracle = Callable[[str], Path]
 REPO = Path(__file__).resolve().parents[2]

@@ -15,7 +15,8 @@ import pytest
 from k3tool.checkpoint import shard_space
 from k3tool.checkpoint.shard_writer import shard_checkpoint
 from k3tool.errors import K3Error
-from tests.faults.unfinished_shards import fail_after, tree
+from tests.faults.unfinished_shards import fail_after
+from tests.folders import tree
 
 Oracle = Callable[[str], Path]
 REPO = Path(__file__).resolve().parents[2]

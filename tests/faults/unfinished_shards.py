@@ -10,14 +10,6 @@ from k3tool.checkpoint.shard_writer import shard_checkpoint
 from k3tool.errors import K3Error
 
 
-def tree(folder: Path) -> dict[str, bytes]:
-    return {
-        str(path.relative_to(folder)): path.read_bytes()
-        for path in sorted(folder.rglob("*"))
-        if path.is_file()
-    }
-
-
 def fail_after(monkeypatch: pytest.MonkeyPatch, count: int, error: BaseException) -> None:
     written: list[int] = []
     real = shard_copy.SafetensorsWriter.append

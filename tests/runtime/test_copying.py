@@ -1,6 +1,5 @@
 """Weights read into memory first: the same bits as mapped ones, from where the option says."""
 
-import hashlib
 import os
 from collections.abc import Callable
 from dataclasses import replace
@@ -15,7 +14,8 @@ from k3tool.progress import Progress
 from k3tool.runtime import copying, ranks
 from k3tool.runtime.build import build
 from k3tool.runtime.options import RunOptions
-from k3tool.runtime.run import Event, RunResult, run_model
+from k3tool.runtime.run import Event, run_model
+from tests.runtime.bits import bits
 
 IDS = (5, 9, 2, 40, 7)
 
@@ -23,12 +23,6 @@ IDS = (5, 9, 2, 40, 7)
 def options(source: Path, cache: Path, **changes: Any) -> RunOptions:
     asked = RunOptions(source, IDS, 4, cache=cache, ignore_eos=True, logits=True)
     return replace(asked, **changes)
-
-
-def bits(result: RunResult) -> str:
-    assert result.prefill is not None
-    assert result.steps is not None
-    return hashlib.sha256(result.prefill.tobytes() + result.steps.tobytes()).hexdigest()
 
 
 @pytest.fixture

@@ -1,6 +1,5 @@
 """Weights in several folders, a device each: same bits, each read where it comes soonest."""
 
-import hashlib
 import os
 import shutil
 from collections.abc import Callable
@@ -21,6 +20,7 @@ from k3tool.errors import ArtifactError, UsageError
 from k3tool.runtime.devices import joint_rate, share_out
 from k3tool.runtime.options import RunOptions
 from k3tool.runtime.run import RunResult, run_model
+from tests.runtime.bits import bits
 from tests.runtime.controls import controls_of
 
 IDS = (5, 9, 2, 40, 7)
@@ -71,12 +71,6 @@ def plan(tiny: Path, pair: tuple[Path, Path], tmp_path: Path) -> Path:
 def run(pair: tuple[Path, ...], cache: Path, **changes: Any) -> RunResult:
     asked = RunOptions(pair[0], IDS, 5, beside=pair[1:], cache=cache, ignore_eos=True, logits=True)
     return run_model(replace(asked, **changes))
-
-
-def bits(result: RunResult) -> str:
-    assert result.prefill is not None
-    assert result.steps is not None
-    return hashlib.sha256(result.prefill.tobytes() + result.steps.tobytes()).hexdigest()
 
 
 @pytest.mark.parametrize("way", ["copies", "split"])

@@ -21,16 +21,9 @@ from k3tool.errors import ArtifactError, UsageError, listed
 from k3tool.model.config import K3Config
 from k3tool.model.vision import is_vision
 from k3tool.model.weight_slices import n_bytes, rank_shape
+from tests.folders import tree
 
 Oracle = Callable[[str], Path]
-
-
-def tree(folder: Path) -> dict[str, bytes]:
-    return {
-        str(path.relative_to(folder)): path.read_bytes()
-        for path in sorted(folder.rglob("*"))
-        if path.is_file()
-    }
 
 
 @pytest.fixture(scope="module")
