@@ -1,6 +1,8 @@
 """What every command's help has in common, put there in one place: click's own words say less."""
 
 import re
+from collections.abc import Mapping
+from typing import Any
 
 import click
 
@@ -13,6 +15,32 @@ _COUNT, _NUMBER = "N", "X"  # instead of INTEGER RANGE and FLOAT RANGE, beside w
 
 
 TRACEBACK = "--traceback"
+
+
+class Sectioned(click.Command):
+    """A command whose options stand in sections: fifty in one list are read by nobody."""
+
+    def __init__(self, *args: Any, sections: Mapping[str, str], **kwargs: Any) -> None:
+        """Take the sections in their order: heading, and the first option that stands in it.
+
+        The others follow as they are declared, so that a new one has a section at once.
+        """
+        super().__init__(*args, **kwargs)
+        self.sections = sections
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the options under their headings."""
+        headings = {first: heading for heading, first in self.sections.items()}
+        rows: dict[str, list[tuple[str, str]]] = {}
+        heading = "Options"
+        for one in self.get_params(ctx):
+            heading = next((headings[name] for name in one.opts if name in headings), heading)
+            record = one.get_help_record(ctx)
+            if record is not None and isinstance(one, click.Option):
+                rows.setdefault(heading, []).append(record)
+        for heading, found in rows.items():
+            with formatter.section(heading):
+                formatter.write_dl(found)
 
 
 def finish(command: click.Command) -> None:

@@ -25,6 +25,7 @@ from k3tool.targets import MOST
 from k3tool.text.tokenizer import Tokenizer, has_tokenizer, open_tokenizer
 from stages import options as common
 from stages.engine_options import engine_options, run_options
+from stages.help import Sectioned
 
 DEFAULT_SLOTS, DEFAULT_WAITING, DEFAULT_PORT, DEFAULT_GRACE = 4, 64, 8000, 10
 LOCALHOST = "127.0.0.1"
@@ -84,7 +85,16 @@ def run(options: Options, on_ready: Callable[[str], None], say: Say, note: Say) 
                     raise service.error
 
 
-@click.command("serve")
+_SECTIONS = {
+    "Weights, ranks and target": "--shards",
+    "Memory": "--memory",
+    "The program": "--cache",
+    "Sequences and clients": "--slots",
+    "What is printed": "--verbose",
+}
+
+
+@click.command("serve", cls=Sectioned, sections=_SECTIONS)
 @engine_options
 @click.option(
     "--slots",

@@ -19,6 +19,7 @@ from k3tool.text.tokenizer import has_tokenizer
 from k3tool.trace.kept import parse_kept
 from stages import options as common
 from stages.engine_options import engine_options, run_options
+from stages.help import Sectioned
 from stages.run.answer import Answer, answer_options
 from stages.run.batch import answer_batch, batch_options, refuse_beside_batch
 from stages.run.plan_only import RATES, plan_only, plan_only_options, refuse_unused
@@ -78,7 +79,21 @@ def _outputs(options: RunOptions, logits: Path | None) -> list[Output]:
     return outputs
 
 
-@click.command("run")
+_SECTIONS = {
+    "The prompt": "--ids",
+    "Many prompts at once": "--batch",
+    "The answer": "--gen",
+    "Weights, ranks and target": "--shards",
+    "Memory": "--memory",
+    "The program": "--cache",
+    "Foresee, and run nothing": "--plan-only",
+    "Records for bench and verify": "--expert-trace",
+    "Kept sequences": "--save-state",
+    "What is written and printed": "--logits",
+}
+
+
+@click.command("run", cls=Sectioned, sections=_SECTIONS)
 @prompt_options()
 @batch_options()
 @click.option(

@@ -11,7 +11,7 @@ import pytest
 
 from k3tool.errors import K3Error
 from stages import cli
-from stages.help import EXIT_CODES
+from stages.help import EXIT_CODES, Sectioned
 
 Run = Callable[..., Any]
 # click's names for types, which say nothing to a person: an option names what it takes.
@@ -170,6 +170,24 @@ def test_every_command_says_what_it_does_and_has_examples_that_parse(named: Name
     parsed = [parse(words) for line in shown for words in parts(line) if "k3tool" in words]
     assert len(parsed) >= sum("k3tool" in line for line in shown)
     assert any(each.startswith(named.text) for each in parsed), shown
+
+
+MOST_IN_A_LIST = 18  # options, which one still looks through
+
+
+@pytest.mark.parametrize("named", COMMANDS, ids=IDS)
+def test_a_long_list_of_options_has_headings(k3tool: Run, named: Named) -> None:
+    own = [one for one in named.command.params if isinstance(one, click.Option)]
+    out = k3tool(*named.words, "--help").out
+    if isinstance(named.command, Sectioned):
+        first = {name for one in own for name in one.opts} & set(named.command.sections.values())
+        assert first == set(named.command.sections.values()), "a section begins with no option"
+        at = [out.index(f"\n{heading}:\n") for heading in named.command.sections]
+        assert at == sorted(at)
+        assert "\nOptions:\n" not in out, "an option stands in front of all headings"
+        assert all(f"  {one.opts[-1]}" in out or f", {one.opts[-1]}" in out for one in own)
+    else:
+        assert len(own) <= MOST_IN_A_LIST, f"{len(own)} options in one list: give it sections"
 
 
 def test_an_example_with_a_wrong_option_would_be_seen() -> None:
