@@ -58,8 +58,8 @@ def _may_import(path: str, name: str) -> bool:
     allowed = (
         "stages.options",
         "stages.engine_options",
+        "stages.help",
         own,
-        *(("stages.help",) if path == "stages/cli.py" else ()),
     )
     return name == "stages" or any(name == each or name.startswith(f"{each}.") for each in allowed)
 
