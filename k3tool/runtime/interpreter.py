@@ -3,6 +3,7 @@
 It compiles nothing; `build.py` does, at install.
 """
 
+import errno
 import functools
 import json
 import subprocess
@@ -14,6 +15,14 @@ from k3tool.isa.table import isa_hash
 from k3tool.runtime.build import REBUILD, executable_path, source_hash
 from k3tool.targets import get_target
 
+# What a process that cannot be started lacks where it is neither memory nor its file, and the
+# limit that says so.
+_LIMITS = {
+    errno.EMFILE: ("more open files", "ulimit -n"),
+    errno.ENFILE: ("more open files of the system", "fs.file-max"),
+    errno.EFBIG: ("longer files", "ulimit -f"),
+    errno.EAGAIN: ("more processes", "ulimit -u, the container's"),
+}
 LEAVES = ("auto", "scalar", "avx2", "avx512", "avx512_bf16")
 
 
@@ -66,6 +75,18 @@ def handlers(target: str, path: Path | None = None) -> dict[str, set[int]]:
     return out
 
 
+def cannot_start(what: str, error: OSError) -> TargetError | None:
+    """Return the refusal for a limit that a process was not started under, None for another cause.
+
+    The interpreter may be as it should: to build it again would not help.
+    """
+    if error.errno not in _LIMITS:
+        return None
+    need, limit = _LIMITS[error.errno]
+    got = (error.strerror or str(error)).lower()
+    return TargetError(what, got=got, need=need, hint=f"raise the limit ({limit})")
+
+
 @functools.lru_cache(maxsize=8)
 def _identity(path: Path, modified_ns: int) -> Interpreter:
     said = json.loads(_ask(path, "--identity"))
@@ -76,6 +97,8 @@ def _ask(path: Path, question: str) -> str:
     try:
         done = subprocess.run([str(path), question], capture_output=True, text=True, check=True)
     except OSError as error:
+        if limit := cannot_start(path.name, error):
+            raise limit from None
         why = str(error)
     except subprocess.CalledProcessError as error:
         why = f"exit code {error.returncode}"

@@ -23,6 +23,7 @@ from k3tool.isa.table import LOAD_BLOCK_BYTES
 from k3tool.progress import Progress
 from k3tool.runtime.agreement import agreed
 from k3tool.runtime.image_view import view_image
+from k3tool.runtime.interpreter import cannot_start
 from k3tool.runtime.rank_process import RankProcess, silent
 from k3tool.runtime.records import RECORD_DTYPE, Fault
 from k3tool.runtime.requests import RESTORE, SAVE, Span, Step, encode_spans, encode_step
@@ -97,7 +98,8 @@ class RankGroup(Stepping):
                 self._start(number, image, shared)
         except OSError as error:
             self._stop()
-            raise TargetError("ranks", got=error.strerror, need="memory and processes") from None
+            other = TargetError("ranks", got=error.strerror, need="memory and processes")
+            raise cannot_start("ranks", error) or other from None
         except BaseException:
             self._stop()
             raise

@@ -1,5 +1,8 @@
 """The compiled interpreter on hand-made programs: it computes, and every trap names its place."""
 
+import errno
+import os
+import subprocess
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -204,3 +207,32 @@ def test_canaries_notice_a_thread_without_flushing(
     build(made, defines=["K3_CONTROL_NO_FTZ"], only=["team"])
     with pytest.raises(TargetError, match="canary"):
         toy.run(toy.launch(toy.images(toy.toy_isa(), tmp_path), interpreter=made))
+
+
+@pytest.mark.parametrize(
+    ("number", "limit"),
+    [(errno.EMFILE, "ulimit -n"), (errno.EAGAIN, "ulimit -u"), (errno.EACCES, None)],
+)
+def test_what_a_limit_forbids_is_not_built_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, limit: str | None
+) -> None:
+    """Of a process that does not start for another reason the hint is the interpreter's own."""
+    made = toy.launch(toy.images(toy.toy_isa(), tmp_path))
+
+    def refuse(*words: object, **options: object) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(subprocess, "run", refuse)
+    monkeypatch.setattr(subprocess, "Popen", refuse)
+    with pytest.raises(TargetError) as ranks:
+        toy.run(made)
+    copy = tmp_path / "k3-cpu"  # one that has not been asked yet
+    copy.touch(0o755)
+    with pytest.raises(TargetError) as asked:
+        load(copy)
+    if limit is None:
+        assert str(ranks.value.need) == "memory and processes"
+        assert "make build" in str(asked.value.hint)
+    else:
+        assert limit in str(ranks.value.hint)
+        assert limit in str(asked.value.hint)
