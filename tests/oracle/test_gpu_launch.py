@@ -140,3 +140,24 @@ def test_a_scale_of_no_number_is_refused_before_a_launch(
         run_model(options, device=device)
     assert 0 not in {which for which, _ in device.launched}
     assert device.is_closed
+
+
+def test_a_state_goes_on_on_the_other_target(
+    engine: Callable[..., RunResult], device_code: Callable[[str], bytes], tmp_path: Path
+) -> None:
+    """A kept sequence belongs to no target: from the CPU to a device, and back."""
+    prompt, fixed = (5, 9, 2), {"workgroups": 4, "chunk": 3, "ignore_eos": True}
+    whole = engine("tiny13", prompt, gen=3, **fixed)
+    for n, saves_on_device in enumerate((False, True)):
+        state = tmp_path / f"{n}.h5"
+        on = {
+            "interpreter": None, "target": CUDA, "device": EmulatedDevice(device_code("cuda")),
+        }  # fmt: skip
+        here, there = (on, {}) if saves_on_device else ({}, on)
+        engine("tiny13", prompt, gen=2, save_state=state, **fixed, **here)
+        found = engine("tiny13", (), gen=1, load_state=state, **fixed, **there)
+        assert found.tokens == whole.tokens[2:]
+        assert found.steps is not None
+        assert whole.steps is not None
+        assert np.array_equal(found.steps.view("u4"), whole.steps[2:].view("u4"))
+        assert not np.array_equal(found.steps.view("u4"), whole.steps[1:2].view("u4"))  # control
