@@ -70,7 +70,7 @@ def prompt_options() -> common.Decorator:
         click.option("--prompt", metavar="TEXT", help="The prompt, as text."),
         click.option(
             "--prompt-file", type=common.PATH, metavar="FILE",
-            help="The prompt, as the bytes of a file or pipe. Without any of these: what is piped in.",
+            help="The prompt, as the bytes of a file or pipe. Without any of these: piped text.",
         ),
         click.option("--chat", is_flag=True, help="Make the prompt a message of a conversation."),
         click.option("--system", metavar="TEXT", help="With --chat: a system message in front."),
