@@ -32,8 +32,9 @@ RANK_BYTES = 12_000_000
 # on tiny and mid, 429 MB on the release's 497,220 tensors in one rank's folder (measured, 2026-11).
 DRIVER_BYTES, NAMED_BYTES = 110_000_000, 700
 # What the driver takes at most before ranks start, when it compiles. Measured as its peak resident
-# size (2026-11): 160 MB at 4 layers, 164 at 8, 168 at 16, 426 on the released model and its names.
-COMPILE_BYTES, COMPILE_LAYER_BYTES = 168_000_000, 800_000
+# size (2026-11): 160 MB at 4 layers, 170 at 8 and 16, 426 on the released model and its names; 191
+# to 201 where it also copies weights for several ranks.
+COMPILE_BYTES, COMPILE_LAYER_BYTES, COPY_BYTES = 176_000_000, 800_000, 36_000_000
 STREAMED_BYTES = 65536  # a smaller weight stays: a read of its own would cost more than its room
 LOAD_QUEUES, FETCH_QUEUES = 4, 4  # a device of 2026 reaches its rate with four reads under way
 SCRATCHES = 8  # one a thread that computes: those that read touch little of theirs
@@ -127,12 +128,14 @@ def floor_bytes(config: K3Config, tp: int) -> int:
     return DRIVER_BYTES + tp * (RANK_BYTES + config.num_experts_per_token * expert + head)
 
 
-def run_floor_bytes(config: K3Config, tp: int) -> int:
+def run_floor_bytes(config: K3Config, tp: int, *, is_copied: bool) -> int:
     """Return what no budget of a run can be below, which compiles its program in its own process.
 
-    The cache may have the program, but a budget is kept with an empty one as well.
+    `is_copied`: it also writes the ranks' weights. The cache may have both, but a budget is kept
+    with an empty one as well.
     """
-    return max(floor_bytes(config, tp), compile_bytes(config))
+    before_ranks = compile_bytes(config) + (COPY_BYTES if is_copied else 0)
+    return max(floor_bytes(config, tp), before_ranks)
 
 
 def compile_bytes(config: K3Config) -> int:

@@ -299,7 +299,8 @@ def _compiled(
 
     if options.memory_bytes is None:
         return compile_chunk(settings["chunk"])
-    floor = run_floor_bytes(source.config, source.tp)
+    is_copied = source.shards is None and source.tp > 1
+    floor = run_floor_bytes(source.config, source.tp, is_copied=is_copied)
     return fit(compile_chunk, settings["chunk"], options.memory_bytes, reserved, floor)
 
 

@@ -94,7 +94,7 @@ def foresee(
     _check_fits(source, tp, ctx)
     ranks = open_ranks((source, *beside)) if beside else []
     compiler = _compiler(source, tp, ctx, numerics, workgroups)
-    floor = run_floor_bytes(*model_of(source, tp))
+    floor = _floor(source, tp)
     plan = fit(compiler, DEFAULT_CHUNK if chunk is None else chunk, memory_bytes, floor=floor)
     folders, rates = (source, *beside), [storage_rate] * (1 + len(beside))
     if measure is not None and None in (storage_rate, memory_rate):
@@ -133,9 +133,15 @@ def ends(source: Path, tp: int | None) -> tuple[int, int]:
 
     Of a small model the two are one: what compiling takes. Raises: ArtifactError for the source.
     """
-    floor = run_floor_bytes(*model_of(source, tp))
+    floor = _floor(source, tp)
     least, full = budget_ends(_compiler(source, tp, None), DEFAULT_CHUNK)
     return max(least, floor), max(full, floor)
+
+
+def _floor(source: Path, tp: int | None) -> int:
+    config, degree = model_of(source, tp)
+    is_copied = degree > 1 and not os.path.exists(source / SHARDS_NAME)
+    return run_floor_bytes(config, degree, is_copied=is_copied)
 
 
 def context_bytes(source: Path, tp: int | None) -> int:

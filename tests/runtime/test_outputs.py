@@ -48,7 +48,7 @@ FILES: dict[str, Callable[[Path], Any]] = {
 def asked(oracle: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory) -> RunOptions:
     return RunOptions(
         oracle("tiny_tp8"), PROMPT, GEN, threads=1, ignore_eos=True, logits=True,
-        cache=tmp_path_factory.mktemp("cache"), memory_bytes=175_500_000,
+        cache=tmp_path_factory.mktemp("cache"), memory_bytes=185_000_000,
     )  # fmt: skip
 
 

@@ -15,7 +15,7 @@ from k3tool.targets import get_target
 
 Run = Callable[..., Any]
 RATES = ("--storage-rate", 1, "--memory-rate", 10)
-BUDGET = ("--memory", "200MB", "--plan-only")
+BUDGET = ("--memory", "250MB", "--plan-only")
 
 
 def test_it_prints_a_split_and_writes_nothing(k3tool: Run, oracle: Run) -> None:
