@@ -234,6 +234,18 @@ def test_a_fault_stops_all_ranks_and_is_named(
         assert str(caught.value).startswith(f"rank {tp - 1}: ")
 
 
+def test_a_step_of_several_launches_is_looked_at_when_all_have_ended(
+    device_code: Code, tmp_path: Any
+) -> None:
+    def first(device: EmulatedDevice, launch: Any) -> None:
+        if launch["segment"] == 0:
+            double_signal(device, launch)
+
+    device = device_of(device_code, spoil=first)
+    with pytest.raises(UnsoundError, match="got counter 0 ended at 5, need 4 arrivals"):
+        run(group_of(program_of(CUDA, 1), device, tmp_path, launches="each"))
+
+
 def test_a_rank_that_waits_leaves_when_its_peer_has_a_fault(
     device_code: Code, tmp_path: Any
 ) -> None:
