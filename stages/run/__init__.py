@@ -144,10 +144,10 @@ def command(as_json: bool, verbose: bool, logits: Path | None, **given: Any) -> 
       k3tool run CKPT --chat --prompt "What is a comet?" --gen 512 --thinking low
       k3tool run CKPT --ids 1,2,3 --gen 16 --tp 8
       k3tool run CKPT --batch requests.jsonl --slots 4 --gen 64
-      k3tool run CKPT --load-state chat.h5 --chat --prompt "And a meteor?" --save-state chat.h5
+      k3tool run CKPT --load-state chat.h5 --chat --prompt "And a meteor?"
       k3tool run SHARDS --isa isa.h5 --ids 1,2,3 --gen 16 --json -o tokens.h5
       k3tool run SHARDS --memory 32GB --ids 1,2,3 --gen 16
-      k3tool run --shards /disk0/SHARDS --shards /disk1/SHARDS --memory 32GB --ids 1,2,3
+      k3tool run --shards /d0/SHARDS --shards /d1/SHARDS --memory 32GB --ids 1,2
       k3tool run config.json --preset laptop --plan-only --storage-rate 3.2
     """
     rates = [given.pop(name) for name in RATES]

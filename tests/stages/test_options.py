@@ -207,7 +207,7 @@ def test_help_ends_with_what_an_exit_code_means(k3tool: Run, named: Named) -> No
     assert done.out.startswith(f"Usage: {named.text} ")
     assert "Exit codes: 0 done and sound" in done.out
     assert "docs/errors.md" in done.out
-    assert max(map(len, done.out.splitlines())) <= 100
+    assert max(map(len, done.out.splitlines())) <= 80
 
 
 def test_exit_codes_of_help_are_those_of_the_classes() -> None:
