@@ -219,8 +219,10 @@ class RankGroup(Stepping):
     def kept_logits(self, first: int, n: int) -> Array:
         """Return a copy of rows of the kept logits, float32 [n, vocab]."""
         assert self._logits is not None
-        data = os.pread(self._logits, n * self.vocab * 4, first * self.vocab * 4)
-        return np.frombuffer(data, "<f4").reshape(n, self.vocab).copy()
+        with open(self._logits, "rb", closefd=False) as file:
+            file.seek(first * self.vocab * 4)
+            found = np.fromfile(file, "<f4", n * self.vocab)  # one read(2) gives at most 2 GiB
+        return found.reshape(n, self.vocab)
 
     def trace(self, rank: int) -> Trace:
         """Return what a rank's workers did and when; the rank must have ended."""
