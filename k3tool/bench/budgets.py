@@ -22,6 +22,7 @@ from k3tool.bench.frame import BenchReport, Limit, machine_line, spread
 from k3tool.bench.io import largest_file, measure_io
 from k3tool.bench.memory_watch import MemoryWatch
 from k3tool.bench.page_cache import cached_bytes, evict
+from k3tool.checkpoint.identity import WHOLE_FILE_BYTES
 from k3tool.errors import K3Error, UsageError
 from k3tool.isa.table import LOAD_BLOCK_BYTES
 from k3tool.runtime.budget import FETCH_QUEUES, LOAD_QUEUES
@@ -241,7 +242,8 @@ def _definition(asked: Asked, n_bound: int) -> list[str]:
         f"{asked.gen} generated, in {asked.count} budgets from the least to all weights kept, each "
         f"run {asked.repeats} times",
         "peak: PSS of driver and ranks together, sampled; at TP 1 also the rank's own mark",
-        "page cache: bytes of the weight files in it after a run that began with none",
+        "page cache: bytes of the weight files in it after a run that began with none; files of at "
+        f"most {bytes_text(WHOLE_FILE_BYTES)} are there, read whole for the checkpoint's identity",
         f"device: O_DIRECT, blocks of {bytes_text(LOAD_BLOCK_BYTES)}, "
         f"{LOAD_QUEUES + FETCH_QUEUES} at a time, before and after each run",
         f"I/O-bound ({n_bound} of them): reading at the device's rate takes {IO_BOUND:g} times the "
