@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
 
-INTERRUPTED, TERMINATED = 130, 143
+INTERRUPTED = 130
 
 try:
+    import contextlib
     import importlib
     import io
     import os
@@ -36,7 +37,12 @@ _NO_THREAD = "can't start new thread"  # of CPython, which has no error of its o
 
 
 class Terminated(BaseException):
-    """SIGTERM as an exception: what is half-written is removed and ranks are stopped."""
+    """SIGTERM or SIGHUP as an exception: what is half-written is removed and ranks are stopped."""
+
+    def __init__(self, number: int) -> None:
+        """Keep which signal it was, and the exit code that says so."""
+        super().__init__(number)
+        self.exit_code = 128 + number
 
 
 class Entry(NamedTuple):
@@ -160,9 +166,10 @@ def run_command(arguments: Sequence[str]) -> int:
     except (KeyboardInterrupt, click.Abort):
         click.echo("interrupted", err=True)
         return INTERRUPTED
-    except Terminated:
-        click.echo("terminated", err=True)
-        return TERMINATED
+    except Terminated as stop:
+        with contextlib.suppress(OSError):  # a terminal that hung up takes no words
+            click.echo("terminated", err=True)
+        return stop.exit_code
     except BrokenPipeError:
         _silence_stdout()  # the reader has gone, and wants no more
     except OSError as error:
@@ -225,8 +232,9 @@ def _report(error: K3Error, context: click.Context | None) -> int:
 
 
 def _terminate(number: int, frame: FrameType | None) -> None:
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # once: a second one must not cut the cleaning
-    raise Terminated
+    for each in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(each, signal.SIG_IGN)  # once: a second one must not cut the cleaning
+    raise Terminated(number)
 
 
 def _open_standard_streams() -> None:
@@ -263,10 +271,12 @@ def main() -> None:
     try:
         _open_standard_streams()
         signal.signal(signal.SIGTERM, _terminate)
+        if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # else nohup asked to go on
+            signal.signal(signal.SIGHUP, _terminate)
         asked = os.environ.get(_COMPLETE)
         code = _complete(asked) if asked else run_command(sys.argv[1:])
     except (KeyboardInterrupt, Terminated) as stop:  # between the commands' own handlers
-        code = INTERRUPTED if isinstance(stop, KeyboardInterrupt) else TERMINATED
+        code = INTERRUPTED if isinstance(stop, KeyboardInterrupt) else stop.exit_code
     sys.exit(code)
 
 

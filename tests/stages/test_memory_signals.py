@@ -12,16 +12,17 @@ import pytest
 
 REPO = Path(__file__).resolve().parents[2]
 SECONDS = 10.0
+ENDS = [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)]
 
 
-def start(source: Path, cache: Path, tp: int) -> subprocess.Popen[str]:
-    """Start a run that would take long and return it at its first tokens."""
+def start(source: Path, cache: Path, tp: int, *before: str) -> subprocess.Popen[str]:
+    """Start a run that would take long and return it at its first tokens; `before` starts it."""
     words = [
         "run", source, "--ids", "1", "--gen", "4000", "--tp", tp, "--ignore-eos", "--json",
         "--memory", "250MB", "--cache", cache, "--expert-trace", cache / "experts.trace",
     ]  # fmt: skip
     process = subprocess.Popen(
-        [sys.executable, "-m", "stages.cli", *map(str, words)], cwd=REPO, text=True,
+        [*before, sys.executable, "-m", "stages.cli", *map(str, words)], cwd=REPO, text=True,
         stdout=subprocess.PIPE, stderr=subprocess.PIPE,
     )  # fmt: skip
     assert process.stdout is not None
@@ -51,7 +52,7 @@ def wait_until_gone(pids: list[int]) -> None:
 
 
 @pytest.mark.parametrize("tp", [1, 2])
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize(("number", "code"), ENDS)
 def test_an_interrupt_leaves_nothing(
     oracle: Callable[[str], Path], tmp_path: Path, number: signal.Signals, code: int, tp: int
 ) -> None:
@@ -65,6 +66,19 @@ def test_an_interrupt_leaves_nothing(
     wait_until_gone(ranks)
     assert set(os.listdir("/dev/shm")) == shared
     assert not list(tmp_path.glob("*.trace*")), "a trace of a part of a run looks like a whole one"
+
+
+def test_under_nohup_a_closed_terminal_ends_nothing(
+    oracle: Callable[[str], Path], tmp_path: Path
+) -> None:
+    with start(oracle("tiny_tp8"), tmp_path, 1, "nohup") as process:
+        process.send_signal(signal.SIGHUP)
+        assert process.stdout is not None
+        more = [process.stdout.readline() for _ in range(30)]
+        process.send_signal(signal.SIGTERM)
+        process.communicate(timeout=30)
+    assert '"event":"token"' in more[-1]
+    assert process.returncode == 143
 
 
 @pytest.mark.parametrize("tp", [1, 2])
