@@ -18,6 +18,7 @@ from k3tool.compiler.checks import check_program, is_proved
 from k3tool.compiler.compile import compile_plan
 from k3tool.isa.emit import emit
 from k3tool.isa.stream import Isa
+from k3tool.ref.vm import FolderWeights
 from tests.faults.mutations import with_queues, with_stream
 from tests.isa.interleave import Machine, conflicts, races
 from tests.isa.sliced_vm import SlicedVm
@@ -102,7 +103,7 @@ def computed(isa: Isa, checkpoint: Checkpoint) -> list[np.ndarray]:
     orders = {name: machine.order()[0] for name, machine in machines.items()}
     for name, order in orders.items():
         assert len(order) == len(machines[name].inst), "an entry that never runs"
-    vm = SlicedVm(isa, [checkpoint])
+    vm = SlicedVm(isa, [FolderWeights(checkpoint)])
     vm.step_in("prefill", [1, 2, 3], orders["prefill"])
     vm.step_in("decode", [7], orders["decode"])
     lasting = [h for h, t in enumerate(isa.tensors) if t.role in ("state", "output", "logits")]
