@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, Self
 import numpy as np
 import numpy.typing as npt
 
-from k3tool.atomic import fsync, temporary_of
+from k3tool.atomic import disk_hint, fsync, temporary_of
 from k3tool.canonical import canonical_json
 from k3tool.checkpoint.regular_file import read_regular
 from k3tool.compiler.plan import EXPERT_ROLES
@@ -58,8 +58,16 @@ class TraceFile:
             self.__exit__(None, None, None)
             raise K3Error(str(path), got=error.strerror, need="a writable file") from None
 
-    def publish(self) -> None:
-        """Give the file its name. Raises: K3Error where that fails."""
+    def publish(self, error: int = 0) -> None:
+        """Give the file its name. Raises: K3Error where that fails, or an errno ended its writing.
+
+        Half a trace replays to other hits, so none is left; the caller has its tokens by then.
+        """
+        if self.path is not None and error:
+            gone = OSError(error, os.strerror(error))
+            raise K3Error(
+                str(self.path), got=gone.strerror, need="a writable file", hint=disk_hint(gone)
+            )
         if self.path is None:
             return
         try:

@@ -4,7 +4,6 @@ The library entry is `run_model`; the stage prints its events. It writes only wh
 whole or not at all; one file that cannot be written takes none of the others with it.
 """
 
-import os
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -137,7 +136,7 @@ def run_model(
             job = replace(job, launch=recorded)
             result, kept = _run_ranks(job, heard, quiet, follow, saved)
             result = _write(outputs, job, result, kept, saved)
-            _publish(outputs, job, result, trace, hashes, warn)
+            _publish(outputs, job, result, trace, hashes)
     tell(_end_event(result, len(options.ids)))
     outputs.require_all()
     return result
@@ -336,15 +335,12 @@ def _write(
 
 
 def _publish(
-    outputs: Outputs, job: Job, result: RunResult, trace: TraceFile, hashes: HashTrace, warn: Say
+    outputs: Outputs, job: Job, result: RunResult, trace: TraceFile, hashes: HashTrace
 ) -> None:
-    """Give the traces their names; say of one that ended early why."""
-    failed = result.reading.trace_error if result.reading is not None else 0
-    if failed:
-        warn(f"{job.options.expert_trace}: {os.strerror(failed)}: no trace is written")
-    elif job.options.expert_trace is not None:
+    """Give the traces their names."""
+    if job.options.expert_trace is not None:
         with outputs.writing(job.options.expert_trace):
-            trace.publish()
+            trace.publish(result.reading.trace_error if result.reading is not None else 0)
     if job.options.trace_hashes is not None:
         with outputs.writing(job.options.trace_hashes):
             hashes.publish()

@@ -1,5 +1,6 @@
-"""A trace of experts says what the cache did; a replay agrees, and a full disk ends it alone."""
+"""A trace of experts says what the cache did; a replay agrees, and a full disk ends no run."""
 
+import dataclasses
 import itertools
 import os
 from collections.abc import Callable
@@ -10,7 +11,7 @@ import numpy as np
 import pytest
 
 from k3tool.bench.cache import POLICIES, replay, requests_of
-from k3tool.errors import ArtifactError, UsageError
+from k3tool.errors import ArtifactError, K3Error, UsageError
 from k3tool.runtime import budget
 from k3tool.runtime import run as run_module
 from k3tool.runtime.expert_trace import EVENT_DTYPE, ExpertTrace, TraceFile, read_expert_trace
@@ -55,9 +56,16 @@ def test_a_full_disk_ends_the_trace_and_not_the_run(
     assert asked.expert_trace is not None
     asked.expert_trace.unlink()
     monkeypatch.setattr(run_module, "TraceFile", Full)
-    said: list[str] = []
-    assert run_model(asked, note=said.append).tokens == want
-    assert said == [f"{asked.expert_trace}: No space left on device: no trace is written"]
+    output = asked.expert_trace.parent / "t.h5"
+    tokens: list[int] = []
+    with pytest.raises(K3Error, match=r"experts\.trace: got No space left") as refused:
+        run_model(
+            dataclasses.replace(asked, output=output),
+            lambda event: tokens.append(event["id"]) if event["event"] == "token" else None,
+        )
+    assert refused.value.exit_code == 1
+    assert f"written: {output}" in str(refused.value.hint)
+    assert tuple(tokens) == tuple(want)
     assert not list(asked.expert_trace.parent.glob("*.trace*"))
 
 
