@@ -96,7 +96,9 @@ LINE = RateForm("", "\r{} ", "\r\x1b[K")
 # The window's title, kept on the terminal's stack meanwhile. Where text comes on the same terminal
 # a line would stand in its middle, and what erases it could erase text at a line's end.
 TITLE = RateForm("\x1b[22;2t", "\x1b]2;{}\a", "\x1b[23;2t")
-_WITHOUT_TITLE = ("", "dumb", "linux")  # values of TERM
+_WITHOUT_ERASING = ("", "dumb")  # values of TERM
+_WITHOUT_TITLE = (*_WITHOUT_ERASING, "linux")
+_LEAST_COLUMNS = 40  # a line that is longer than its terminal wraps, and erasing takes its last row
 
 
 class TokenRate:
@@ -136,13 +138,15 @@ class TokenRate:
 
 def rate_form(*, shares_terminal: bool) -> RateForm | None:
     """Return how a rate is shown on stderr, None where it cannot be: stderr is no terminal, or it
-    has other text on it and no title that could be set.
+    has other text on it and no title that could be set, or a line could not be erased on it.
     """
     if not sys.stderr.isatty():
         return None
-    if not shares_terminal:
-        return LINE
-    return None if os.environ.get("TERM", "") in _WITHOUT_TITLE else TITLE
+    term = os.environ.get("TERM", "")
+    if shares_terminal:
+        return None if term in _WITHOUT_TITLE else TITLE
+    is_narrow = 0 < os.get_terminal_size(sys.stderr.fileno()).columns < _LEAST_COLUMNS
+    return None if term in _WITHOUT_ERASING or is_narrow else LINE
 
 
 def _on_terminal(text: str) -> None:

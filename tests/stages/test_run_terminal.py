@@ -5,6 +5,7 @@ import pty
 import re
 import subprocess
 import sys
+import termios
 from collections.abc import Callable
 from pathlib import Path
 
@@ -39,8 +40,12 @@ def on_terminal(model: Path) -> Callable[..., tuple[str, str]]:
     It gives what the terminal got, and what the pipe did.
     """
 
-    def run(*arguments: str, term: str = "xterm", is_piped: bool = False) -> tuple[str, str]:
+    def run(
+        *arguments: str, term: str = "xterm", is_piped: bool = False, columns: int = 0
+    ) -> tuple[str, str]:
         leader, follower = pty.openpty()
+        if columns:  # else none is known
+            termios.tcsetwinsize(follower, (24, columns))
         cache = str(model.parent / "cache")
         command = [sys.executable, "-c", PROGRAM, "run", str(model), "--cache", cache]
         command += ["--gen", "12", "--ignore-eos", *arguments]
@@ -95,3 +100,14 @@ def test_a_terminal_without_a_title_gets_no_sequence(
     both, _ = on_terminal("--ids", "1,2,3", *arguments, term=term)
     assert "\x1b" not in both
     assert re.search(r"^\d+( \d+){11}$", both, re.MULTILINE)
+
+
+@pytest.mark.parametrize(("term", "columns"), [("dumb", 0), ("xterm", 20)])
+def test_a_terminal_that_cannot_erase_a_line_gets_none(
+    on_terminal: Callable[..., tuple[str, str]], term: str, columns: int
+) -> None:
+    """The control, a line on a terminal that can, is the first test's."""
+    beside, _ = on_terminal("--ids", "1,2,3", term=term, columns=columns, is_piped=True)
+    assert "\x1b[K" not in beside
+    assert not LINE.search(beside)
+    assert "decode " in beside
