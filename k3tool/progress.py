@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import NamedTuple
 
 from k3tool.tables import bytes_text
@@ -16,17 +17,34 @@ from k3tool.tables import bytes_text
 Progress = Callable[[int, int], None]  # (bytes done so far, bytes to do)
 EVERY_SECONDS = 10.0  # between lines, and before the first: a short step says nothing
 RATE_SECONDS = 0.25  # between two rates on a terminal
+BAR_SECONDS = 0.5  # before a bar: one of a shorter step only flickers
+_IS_SILENT = ContextVar("_IS_SILENT", default=False)
+
+
+@contextmanager
+def silenced(is_silent: bool) -> Iterator[None]:
+    """Let no step inside say how far it is, if `is_silent`: --quiet, however deep a step lies."""
+    token = _IS_SILENT.set(is_silent or _IS_SILENT.get())
+    try:
+        yield
+    finally:
+        _IS_SILENT.reset(token)
 
 
 @contextmanager
 def progress_of(what: str) -> Iterator[Progress]:
     """Yield what a step calls, often, with its bytes so far and in all."""
+    if _IS_SILENT.get():
+        yield lambda done, total: None
+        return
     if not sys.stderr.isatty():
         yield Lines(what, time.monotonic, lambda line: print(line, file=sys.stderr, flush=True))
         return
     from tqdm import tqdm
 
-    with tqdm(unit="B", unit_scale=True, file=sys.stderr, desc=what, leave=False) as bar:
+    with tqdm(
+        unit="B", unit_scale=True, file=sys.stderr, desc=what, leave=False, delay=BAR_SECONDS
+    ) as bar:
 
         def update(done: int, total: int) -> None:
             bar.total = total
@@ -38,6 +56,9 @@ def progress_of(what: str) -> Iterator[Progress]:
 @contextmanager
 def waiting(what: str) -> Iterator[None]:
     """Say now and then how long a step goes on that cannot tell how far it is."""
+    if _IS_SILENT.get():
+        yield
+        return
     start, ended = time.monotonic(), threading.Event()
 
     def tell() -> None:

@@ -307,9 +307,7 @@ class Service:
         if sum(generation.is_wanted for generation in self._all_live()) + n > most:
             raise OverloadedError(f"{most} sequences run or wait: try again later")
 
-    def _generation(
-        self, ask: Ask, nth: int, channel: str | None, may_call: bool
-    ) -> Generation:
+    def _generation(self, ask: Ask, nth: int, channel: str | None, may_call: bool) -> Generation:
         reply = None if self.tokenizer is None else Reply(self.tokenizer, ask.stop, channel)
         if reply is None and ask.stop:
             raise UsageError("stop", got="text for a model without a tokenizer", need=_ONLY_IDS)

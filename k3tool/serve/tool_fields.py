@@ -18,7 +18,7 @@ _FUNCTION = frozenset({"name", "description", "parameters", "strict"})
 
 def read_tools(body: Mapping[str, Any]) -> tuple[dict[str, Any], ...]:
     """Return the tools that a body declares, as they stand in it. Raises: UsageError by name."""
-    tools = body.get("tools") or []
+    tools = [] if body.get("tools") is None else body["tools"]
     if not isinstance(tools, list):
         raise UsageError("tools", got=quoted(tools), need="a list of tools")
     if len(tools) > MOST_TOOLS:

@@ -163,7 +163,8 @@ def _rest(left: TraceFile, right: TraceFile, first: int, end: int) -> Iterator[C
     for file, other in ((left, right), (right, left)):
         begins, ends = _ends(file)
         if begins < first:
-            why = f"{other.name} begins at {_ends(other)[0]}"
+            start = _ends(other)[0]
+            why = f"{other.name} " + (f"begins at {start}" if start >= first else "has none there")
             yield not_run(f"{file.name}: {_span(begins, first)}", why)
         if ends > end:
             why = f"{other.name} has none" + ("" if other.is_whole else ": it was cut short")

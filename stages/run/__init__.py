@@ -10,6 +10,7 @@ import click
 
 from k3tool.atomic import Output, artifact_output, check_outputs, leftovers
 from k3tool.errors import UsageError
+from k3tool.progress import silenced
 from k3tool.runtime.expert_trace import MAGIC as TRACE_MAGIC
 from k3tool.runtime.options import RunOptions
 from k3tool.runtime.run import Event, Follow, RunResult, run_model
@@ -175,11 +176,12 @@ def command(as_json: bool, verbose: bool, logits: Path | None, **given: Any) -> 
         if not answer.quiet:
             click.echo(text, err=True)
 
-    if batch is None:
-        _generate(options, logits, prompt, answer, as_json, say, note)
-    else:
-        show = stream_json if as_json else None
-        answer_batch(batch, slots, options, answer.stop, say, note, show)
+    with silenced(answer.quiet):
+        if batch is None:
+            _generate(options, logits, prompt, answer, as_json, say, note)
+        else:
+            show = stream_json if as_json else None
+            answer_batch(batch, slots, options, answer.stop, say, note, show)
 
 
 def _generate(

@@ -29,9 +29,7 @@ async def ask(service: Service, *bodies: dict[str, Any]) -> list[Any]:
     """Return the responses to bodies that are sent at once."""
     transport = httpx.ASGITransport(App(service).asgi(), raise_app_exceptions=False)
     async with httpx.AsyncClient(transport=transport, base_url="http://here") as client:
-        return await asyncio.gather(
-            *(client.post("/v1/completions", json=one) for one in bodies)
-        )
+        return await asyncio.gather(*(client.post("/v1/completions", json=one) for one in bodies))
 
 
 def test_one_request_breaks(

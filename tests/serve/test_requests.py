@@ -94,6 +94,13 @@ def test_a_field_that_is_not_served_is_named(field: str, value: object) -> None:
         chat(**{field: value})
 
 
+@pytest.mark.parametrize("value", [{}, "", 0, False, {"x": 1}])
+def test_tools_are_a_list_even_where_there_are_none(value: object) -> None:
+    with pytest.raises(UsageError, match=r"^tools: .*need a list of tools"):
+        chat(tools=value)
+    assert chat(tools=[]).tools is chat(tools=None).tools is None
+
+
 def test_two_names_of_one_field() -> None:
     with pytest.raises(UsageError, match="one of the two"):
         chat(max_tokens=3, max_completion_tokens=3)

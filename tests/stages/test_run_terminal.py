@@ -14,11 +14,11 @@ import pytest
 from k3tool.checkpoint.sample_writer import write_sample
 
 REPO = Path(__file__).parents[2]
-# A rate with every token, so that a short run has one.
+# A rate with every token and a bar at once, so that a short run has them.
 PROGRAM = """
 import sys
 import k3tool.progress
-k3tool.progress.RATE_SECONDS = 0.0
+k3tool.progress.RATE_SECONDS = k3tool.progress.BAR_SECONDS = 0.0
 from stages.cli import run_command
 sys.exit(run_command(sys.argv[1:]))
 """
@@ -100,6 +100,16 @@ def test_a_terminal_without_a_title_gets_no_sequence(
     both, _ = on_terminal("--ids", "1,2,3", *arguments, term=term)
     assert "\x1b" not in both
     assert re.search(r"^\d+( \d+){11}$", both, re.MULTILINE)
+
+
+def test_quiet_shows_no_bar_of_any_step(on_terminal: Callable[..., tuple[str, str]]) -> None:
+    """At a terminal whose size is known, where a bar would be drawn; the control asks for it."""
+    quiet = ("--ids", "1,2,3", "--weights", "copied", "--quiet")
+    beside, ids = on_terminal(*quiet, columns=80, is_piped=True)
+    assert beside == ""
+    assert len(ids.split()) == 12
+    beside, _ = on_terminal(*quiet[:-1], columns=80, is_piped=True)
+    assert "reading the weights into memory: " in beside
 
 
 @pytest.mark.parametrize(("term", "columns"), [("dumb", 0), ("xterm", 20)])

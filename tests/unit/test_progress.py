@@ -47,6 +47,24 @@ def test_a_step_that_cannot_tell_says_how_long_it_took(monkeypatch: pytest.Monke
     assert threading.active_count() == n_threads
 
 
+@pytest.mark.parametrize("is_silent", [True, False])
+def test_a_silenced_step_says_nothing(
+    is_silent: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(progress, "EVERY_SECONDS", 0.0)
+    with progress.silenced(is_silent):
+        with progress.silenced(False), progress.progress_of("shard") as update:
+            update(1, 2)
+        before = threading.active_count()
+        with progress.waiting("compiling"):
+            assert threading.active_count() == before + (not is_silent)
+    said = capsys.readouterr().err
+    assert (said == "") is is_silent
+    with progress.progress_of("shard") as update:
+        update(1, 2)
+    assert "shard: " in capsys.readouterr().err, "it holds inside alone"
+
+
 def test_a_step_of_which_nothing_is_done_has_no_time_left() -> None:
     now, written = [0.0], []
     step = Lines("values", lambda: now[0], written.append)
