@@ -11,7 +11,7 @@ from k3tool.errors import K3Error
 from stages.bench import command
 
 # Of the output, not of the measurement; what they do is tried with the report and the baseline.
-OUTPUT = {"strict", "as_json", "baseline", "chrome_trace", "page"}
+OUTPUT = {"strict", "as_json", "baseline", "chrome_trace", "page", "traceback"}
 MODULES = {"inspect": "inspect_checkpoint", "long": "long_run"}
 NAMES = sorted(set(command.commands) - {"report"})
 CASES = [
