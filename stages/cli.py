@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
 
 INTERRUPTED = 130
+_SIGNALLED = (INTERRUPTED, 129, 143)  # ends by SIGINT, SIGHUP, SIGTERM
 
 try:
     import contextlib
@@ -277,7 +278,19 @@ def main() -> None:
         code = _complete(asked) if asked else run_command(sys.argv[1:])
     except (KeyboardInterrupt, Terminated) as stop:  # between the commands' own handlers
         code = INTERRUPTED if isinstance(stop, KeyboardInterrupt) else stop.exit_code
+    if code in _SIGNALLED:
+        _leave(code)
     sys.exit(code)
+
+
+def _leave(code: int) -> None:
+    """End without Python's own end: an extension module that a signal found half loaded has been
+    seen to crash in it. Every step has undone its own by now.
+    """
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError):
+            stream.flush()
+    os._exit(code)
 
 
 if __name__ == "__main__":
