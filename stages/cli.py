@@ -11,7 +11,6 @@ if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
 
 INTERRUPTED = 130
-_SIGNALLED = (INTERRUPTED, 129, 143)  # ends by SIGINT, SIGHUP, SIGTERM
 
 try:
     import contextlib
@@ -278,7 +277,7 @@ def main() -> None:
         code = _complete(asked) if asked else run_command(sys.argv[1:])
     except (KeyboardInterrupt, Terminated) as stop:  # between the commands' own handlers
         code = INTERRUPTED if isinstance(stop, KeyboardInterrupt) else stop.exit_code
-    if code in _SIGNALLED:
+    if code > 128:  # 128 and a signal's number
         _leave(code)
     sys.exit(code)
 

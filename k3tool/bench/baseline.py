@@ -9,7 +9,7 @@ interpreters in turn.
 import json
 import math
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -61,15 +61,26 @@ def read_baseline(path: Path, now: Mapping[str, Any]) -> dict[str, Any]:
 
     Raises: ArtifactError where the file is none, or of something else.
     """
-    need = f"what bench {now['bench']} --json printed"
-    try:
-        found = json.loads(read_regular(path, "an earlier measurement", is_fetched=False))
-    except (ValueError, RecursionError):
-        raise ArtifactError(str(path), got="no JSON", need=need) from None
-    if not isinstance(found, dict) or fault(_MEASURED, found) is not None:
-        raise ArtifactError(str(path), got="no measured values", need=need)
+    found = read_printed(path, now, "measured values", lambda data: fault(_MEASURED, data) is None)
     for name in _SAME:
         require_same(path, name, found.get(name), now[name])
+    return found
+
+
+def read_printed(
+    path: Path, now: Mapping[str, Any], what: str, is_one: Callable[[dict[str, Any]], bool]
+) -> dict[str, Any]:
+    """Return an earlier result of the command `now` names, if it `is_one`: has `what` it prints.
+
+    Raises: ArtifactError where the file is none.
+    """
+    need = f"what bench {now['bench']} --json printed"
+    try:
+        found = json.loads(read_regular(path, f"earlier {what}", is_fetched=False))
+    except (ValueError, RecursionError):
+        raise ArtifactError(str(path), got="no JSON", need=need) from None
+    if not isinstance(found, dict) or not is_one(found):
+        raise ArtifactError(str(path), got=f"no {what}", need=need)
     return found
 
 

@@ -4,15 +4,12 @@ Counts have no spread, so whatever differs is a change of the program or of what
 The machine says nothing about them. Wrong if the inputs had to be the same: two plans are compared.
 """
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from k3tool.bench.baseline import ratio_of, require_same
+from k3tool.bench.baseline import ratio_of, read_printed, require_same
 from k3tool.bench.shapes import NUMBER, fault
-from k3tool.checkpoint.regular_file import read_regular
-from k3tool.errors import ArtifactError
 from k3tool.tables import Column, Table, number_text
 
 _LABELS = ("module", "op", "slots", "seed")  # what names an element of a list
@@ -45,13 +42,7 @@ def read_counts(path: Path, now: Mapping[str, Any]) -> dict[str, Any]:
 
     Raises: ArtifactError where the file is none, or of something else.
     """
-    need = f"what bench {now['bench']} --json printed"
-    try:
-        found = json.loads(read_regular(path, "earlier counts", is_fetched=False))
-    except (ValueError, RecursionError):
-        raise ArtifactError(str(path), got="no JSON", need=need) from None
-    if not isinstance(found, dict) or not any(True for _ in counts_of(found)):
-        raise ArtifactError(str(path), got="no counts", need=need)
+    found = read_printed(path, now, "counts", lambda data: any(True for _ in counts_of(data)))
     for name, need_same in now.items():
         require_same(path, name, found.get(name), need_same)
     return found
