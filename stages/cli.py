@@ -10,17 +10,17 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
 
-INTERRUPTED = 130
-
 try:
+    from stages.signals import INTERRUPTED, Terminated, send_dropped_again, take_signals
+
+    send_dropped_again()  # before the modules that take long to load
+
     import contextlib
     import importlib
     import io
     import os
-    import signal
     import traceback
     from collections.abc import Sequence
-    from types import FrameType
     from typing import NamedTuple
 
     import click
@@ -30,19 +30,10 @@ try:
     from k3tool.memory import STARTUP_BYTES, require_room, rooms
     from stages.help import EXIT_CODES, TRACEBACK, finish
 except KeyboardInterrupt:  # Ctrl-C while modules load is Ctrl-C all the same
-    sys.exit(INTERRUPTED)
+    sys.exit(130)
 
 _COMPLETE = "_K3TOOL_COMPLETE"  # set by what `k3tool completion` prints, at every Tab
 _NO_THREAD = "can't start new thread"  # of CPython, which has no error of its own for it
-
-
-class Terminated(BaseException):
-    """SIGTERM or SIGHUP as an exception: what is half-written is removed and ranks are stopped."""
-
-    def __init__(self, number: int) -> None:
-        """Keep which signal it was, and the exit code that says so."""
-        super().__init__(number)
-        self.exit_code = 128 + number
 
 
 class Entry(NamedTuple):
@@ -231,12 +222,6 @@ def _report(error: K3Error, context: click.Context | None) -> int:
     return error.exit_code
 
 
-def _terminate(number: int, frame: FrameType | None) -> None:
-    for each in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(each, signal.SIG_IGN)  # once: a second one must not cut the cleaning
-    raise Terminated(number)
-
-
 def _open_standard_streams() -> None:
     """Open a closed stdin, stdout or stderr on nothing: else the next file opened takes its number,
     and what is printed lands in that file.
@@ -270,9 +255,7 @@ def main() -> None:
     """Run the command line of this process."""
     try:
         _open_standard_streams()
-        signal.signal(signal.SIGTERM, _terminate)
-        if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # else nohup asked to go on
-            signal.signal(signal.SIGHUP, _terminate)
+        take_signals()
         asked = os.environ.get(_COMPLETE)
         code = _complete(asked) if asked else run_command(sys.argv[1:])
     except (KeyboardInterrupt, Terminated) as stop:  # between the commands' own handlers

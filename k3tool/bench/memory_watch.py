@@ -39,11 +39,14 @@ class MemoryWatch(threading.Thread):
     def run(self) -> None:
         """Sample until told to stop."""
         while not self._quit.wait(PERIOD_SECONDS):
-            found = sample(self._pid)
-            if found.children:  # earlier ones ran beside something else: git, a compiler
-                self.own_beside = max(self.own_beside if self._had_children else 0, found.own)
-            self._had_children = found.children > 0
-            self.peak = max(self.peak, found, key=lambda one: one.total)
+            self.note(sample(self._pid))
+
+    def note(self, found: Sample) -> None:
+        """Add one moment."""
+        if found.children:  # earlier ones ran beside something else: git, a compiler
+            self.own_beside = max(self.own_beside if self._had_children else 0, found.own)
+        self._had_children = found.children > 0
+        self.peak = max(self.peak, found, key=lambda one: one.total)
 
     def stop(self) -> None:
         """End it."""

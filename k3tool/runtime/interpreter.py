@@ -42,7 +42,7 @@ def load(path: Path | None = None, *, any_source: bool = False) -> Interpreter:
     `any_source` accepts other sources: negative controls run variants on purpose.
     Raises: TargetError if it is absent, does not run or is stale, with both values.
     """
-    hint = REBUILD if path is None else "a built tree has it at kernels_cpu/build/k3-cpu"
+    hint = REBUILD if path is None else "`make build` writes one to kernels_cpu/build/k3-cpu"
     path = path or executable_path()
     if not path.is_file():
         raise TargetError(str(path), got="no such file", need="an interpreter", hint=hint)
