@@ -6,13 +6,25 @@ does not measure a whole token; `bench decode` does.
 
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 
-from k3tool.bench.frame import BenchReport, Limit, Spread, interleave, machine_line, spread
+from k3tool.bench.frame import (
+    BenchReport,
+    Limit,
+    Spread,
+    interleave,
+    machine_line,
+    other_line,
+    rows_of_both,
+    spread,
+)
 from k3tool.bench.probe import CACHES, PEER, Probe, Product, last_level_cache_bytes
 from k3tool.ref.formats import FP4_VALUES
+from k3tool.runtime.interpreter import load
 
 SHAPES = (
     Product("bf16", 7168), Product("bf16", 3072, 8),
@@ -58,22 +70,28 @@ def bench_gemv(
     threads: int | None,
     repeats: int,
     n_bytes: int | None = None,
+    versus: Path | None = None,
 ) -> BenchReport:
     """Measure one leaf set; `auto` is the quickest, AVX2 and the peers.
 
+    `versus` is another interpreter, whose products are timed in turn with this one's.
     Raises: TargetError for leaves this CPU lacks; UnsoundError where a kernel's bits are wrong.
     """
-    with Probe(threads, n_bytes) as probe:
+    if versus is not None:
+        load(versus, any_source=True)  # refused before memory is filled
+    with (
+        Probe(threads, n_bytes) as probe,
+        nullcontext() if versus is None else Probe(threads, n_bytes, versus) as other,
+    ):
         way = probe.choose_read()
         sets = [probe.auto if leaves == "auto" else leaves]
         if leaves == "auto" and "avx2" in probe.interpreter.leaves and sets[0] != "avx2":
             sets.append("avx2")
-        measured = [
-            _measure(probe, name, mode, product, repeats)
-            for name in sets for mode in modes for product in SHAPES
-        ]  # fmt: skip
+        cases = [(name, mode, product) for name in sets for mode in modes for product in SHAPES]
+        measured = [_measure(probe, *case, repeats) for case in cases]
         if leaves == "auto" and "f32" in modes:  # the peers know no other activations
             measured += _peers(probe, repeats)
+        both = [] if other is None else list(_beside_other(other, probe, cases, repeats))
         definition = [
             f"share of the read bandwidth (best way here: {way}) that a product with one token "
             f"reaches, in bytes of weights and scales;",
@@ -81,6 +99,7 @@ def bench_gemv(
             f"{probe.threads} threads on both sides, each kernel interleaved with reading; "
             f"{PEER}: the starting engine's order, 16 double lanes, in C of ours;",
             f"{NUMPY}: dequantise and multiply, {numpy_bytes() >> 20} MiB",
+            *([] if versus is None else [other_line(versus)]),
             machine_line(),
         ]
         facts = {
@@ -91,7 +110,7 @@ def bench_gemv(
     rows: list[tuple[str, Spread, str]] = [("read bandwidth", reading, "GB/s")]
     for m in measured:
         rows += [(m.label, m.rate, "GB/s"), (f"{m.label} / read bandwidth", m.share, "share")]
-    return BenchReport("gemv", definition, rows, list(limits_of(measured)), facts)
+    return BenchReport("gemv", definition, rows + both, list(limits_of(measured)), facts)
 
 
 def limits_of(measured: Sequence[Measured]) -> Iterator[Limit]:
@@ -119,6 +138,23 @@ def _pair(
     paired = interleave(probe.read, kernel, repeats)
     reading, rates = ([value / 1e9 for value in side] for side in paired)
     return Measured(*what, paired.ratio, spread(rates), reading)
+
+
+def _beside_other(
+    other: Probe, probe: Probe, cases: Sequence[tuple[str, str, Product]], repeats: int
+) -> Iterator[tuple[str, Spread, str]]:
+    """Yield the rows of two interpreters' passes over the memory, in turn, case by case."""
+    for leaves, mode, product in cases:
+        other.check(leaves, product, mode)
+        theirs, ours = (_seconds(each, leaves, product, mode) for each in (other, probe))
+        yield from rows_of_both(
+            f"{product.label}, mode {mode}, {leaves}", interleave(theirs, ours, repeats)
+        )
+
+
+def _seconds(probe: Probe, leaves: str, product: Product, mode: str) -> Callable[[], float]:
+    """Return what takes the seconds of one pass over the memory."""
+    return lambda: probe.n_bytes / probe.product(leaves, product, mode)
 
 
 def _peers(probe: Probe, repeats: int) -> Iterator[Measured]:

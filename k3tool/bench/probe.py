@@ -53,15 +53,18 @@ class Product(NamedTuple):
 class Probe:
     """A running child; use it as a context manager.
 
-    `threads` is one a CPU of this process's affinity mask unless given. Rates are bytes a second.
+    `threads` is one a CPU of this process's affinity mask unless given; `path` is another build's
+    interpreter, whose sources may be others. Rates are bytes a second.
     Raises: TargetError where the interpreter is stale or the child does not start.
     """
 
-    def __init__(self, threads: int | None = None, n_bytes: int | None = None) -> None:
+    def __init__(
+        self, threads: int | None = None, n_bytes: int | None = None, path: Path | None = None
+    ) -> None:
         """Start the child and wait until it has filled its memory."""
         self.threads = threads or self.default_threads()
         self.n_bytes = n_bytes or max(LEAST_BYTES, CACHES * last_level_cache_bytes())
-        self.interpreter = load()
+        self.interpreter = load(path, any_source=path is not None)
         self._way = READ_WAYS[0]
         command = [str(self.interpreter.path), "--measure", "--threads", str(self.threads),
                    "--bytes", str(self.n_bytes)]  # fmt: skip

@@ -22,6 +22,7 @@ class Options:
     modes: tuple[str, ...] = ("f32", "bf16")
     threads: int | None = None
     repeats: int = 7
+    versus: Path | None = None
 
 
 def run(options: Options) -> "BenchReport":
@@ -29,8 +30,9 @@ def run(options: Options) -> "BenchReport":
     from k3tool.bench.gemv import bench_gemv
 
     return bench_gemv(
-        options.leaves, options.modes, threads=options.threads, repeats=options.repeats
-    )
+        options.leaves, options.modes, threads=options.threads, repeats=options.repeats,
+        versus=options.versus,
+    )  # fmt: skip
 
 
 @click.command("gemv")
@@ -41,6 +43,7 @@ def run(options: Options) -> "BenchReport":
               help="Activations; may be repeated.")  # fmt: skip
 @shared.threads_option()
 @shared.repeats_option()
+@shared.versus_option()
 @shared.strict_option()
 @shared.baseline_option()
 @common.as_json()
@@ -49,6 +52,7 @@ def command(
     modes: tuple[str, ...],
     threads: int | None,
     repeats: int,
+    versus: Path | None,
     strict: bool,
     as_json: bool,
     baseline: Path | None,
@@ -63,5 +67,5 @@ def command(
       k3tool bench gemv
       k3tool bench gemv --leaves avx2 --numerics f32 --json
     """
-    options = Options(leaves, modes, threads, repeats)
+    options = Options(leaves, modes, threads, repeats, versus)
     shared.measure("gemv", lambda: run(options), strict=strict, as_json=as_json, baseline=baseline)

@@ -13,6 +13,7 @@ from k3tool.bench.frame import Spread
 from k3tool.bench.gemv import SHAPES, Measured, bench_gemv, bf16_product, limits_of, mxfp4_product
 from k3tool.bench.probe import PEER, Probe, Product, last_level_cache_bytes
 from k3tool.errors import TargetError, UnsoundError
+from k3tool.runtime.build import executable_path
 from tests.kernels import rule3
 
 SMALL = 64 << 20
@@ -95,6 +96,22 @@ def test_a_report_has_a_row_for_each_kernel(monkeypatch):
         rate = kernel["gb_per_s"] / kernel["read_gb_per_s"]
         assert kernel["bandwidth_share"] == pytest.approx(rate), "one run: the ratio of both rates"
     assert 0 < report.rows[1][1].median < 1e4
+
+
+def test_another_build_is_timed_in_turn(k3tool, tmp_path):
+    """The same interpreter stands for the other build; one that is none is refused first."""
+    ours = executable_path()
+    report = bench_gemv(
+        "scalar", ("f32",), threads=2, repeats=1, n_bytes=SMALL, versus=ours
+    )  # fmt: skip
+    rows = {name: found.median for name, found, _ in report.rows}
+    for product in SHAPES:
+        label = f"{product.label}, mode f32, scalar"
+        this, other = rows[f"{label}, this one in turn"], rows[f"{label}, the other interpreter"]
+        assert rows[f"{label}, this / the other interpreter"] == pytest.approx(this / other)
+    assert any(str(ours) in line for line in report.definition)
+    none = k3tool("bench", "gemv", "--versus", tmp_path / "none")
+    assert (none.code, "none: got no such file" in none.err) == (5, True)
 
 
 def test_peers_are_of_binary32_and_run_as_often(monkeypatch):
