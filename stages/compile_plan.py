@@ -129,15 +129,15 @@ def _read_source(options: Options) -> tuple[K3Config, int, list[InputRef], str]:
         if options.tp not in (None, shards.tp):
             raise UsageError("--tp", got=options.tp, need=f"{shards.tp}, as {source} was sharded")
         return shards.config, shards.tp, [shards.as_input("shards")], shards.identity
-    if options.tp is None:
-        raise UsageError("--tp", got="none", need="a degree, unless the input is a shards folder")
-    if os.path.isfile(source):
-        return K3Config.load(source, options.eps), options.tp, [], ""
     if not os.path.lexists(source):
         raise ArtifactError(
             str(source), got="absent", need="shards, a checkpoint or a config.json",
             hint="name the folder that config.json lies in, or that file",
         )  # fmt: skip
+    if options.tp is None:
+        raise UsageError("--tp", got="none", need="a degree, unless the input is a shards folder")
+    if os.path.isfile(source):
+        return K3Config.load(source, options.eps), options.tp, [], ""
     with Checkpoint.open(source, options.eps) as checkpoint:
         if checkpoint.tp is not None:
             raise ArtifactError(

@@ -103,7 +103,7 @@ def command(
 
     Random weights in the released layout: its tokens mean nothing. Same preset and seed, same
     bytes. With `--layout released` the 96 files of the release with true headers and sizes, 1.56 TB
-    of holes that take 140 MB of disk: for inspect and shard, not for run.
+    of holes that take 140 MB of disk: to look at and plan for, not to run.
 
     \b
     Example:

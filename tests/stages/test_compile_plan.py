@@ -95,6 +95,7 @@ def test_explain_names_every_rule_and_every_op(
         (["{ckpt}", "--tp", "1", "--chunk", "0"], 2, "--chunk: got 0, need 1 to 4096"),
         (["{ckpt}", "--tp", "1", "--target", "abacus"], 2, "got abacus, need cpu"),
         (["{tmp}/nothing", "--tp", "1"], 3, "nothing"),
+        (["{tmp}/nothing"], 3, "nothing: got absent"),
         (["{tmp}/empty", "--tp", "1"], 3, "no config.json"),
         (["{tmp}/broken.json", "--tp", "1"], 3, "broken.json"),
     ],
