@@ -30,7 +30,7 @@ try:
     from k3tool.memory import STARTUP_BYTES, require_room, rooms
     from stages.help import EXIT_CODES, TRACEBACK, finish
 except KeyboardInterrupt:  # Ctrl-C while modules load is Ctrl-C all the same
-    sys.exit(130)
+    sys.exit(130)  # INTERRUPTED, whose own module may be the one that was loading
 
 _COMPLETE = "_K3TOOL_COMPLETE"  # set by what `k3tool completion` prints, at every Tab
 _NO_THREAD = "can't start new thread"  # of CPython, which has no error of its own for it
