@@ -11,7 +11,13 @@ if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
 
 try:
-    from stages.signals import INTERRUPTED, Terminated, send_dropped_again, take_signals
+    from stages.signals import (
+        INTERRUPTED,
+        Terminated,
+        ignore_signals,
+        send_dropped_again,
+        take_signals,
+    )
 
     send_dropped_again()  # before the modules that take long to load
 
@@ -261,6 +267,7 @@ def main() -> None:
     except (KeyboardInterrupt, Terminated) as stop:  # between the commands' own handlers
         code = INTERRUPTED if isinstance(stop, KeyboardInterrupt) else stop.exit_code
     if code > 128:  # 128 and a signal's number
+        ignore_signals()
         _leave(code)
     sys.exit(code)
 

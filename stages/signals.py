@@ -40,6 +40,12 @@ def send_dropped_again() -> None:
     sys.unraisablehook = _unraisable
 
 
+def ignore_signals() -> None:
+    """Let no further signal interrupt an end that another began: it would be a traceback."""
+    for each in (signal.SIGINT, *_TAKEN):
+        signal.signal(each, signal.SIG_IGN)
+
+
 def _terminate(number: int, frame: FrameType | None) -> None:
     for each in _TAKEN:
         signal.signal(each, signal.SIG_IGN)  # once: a second one must not cut the cleaning

@@ -52,6 +52,18 @@ def test_without_it_the_program_goes_on() -> None:
     assert "Exception ignored" in done.stderr
 
 
+def test_an_end_that_has_begun_is_not_interrupted() -> None:
+    script = (
+        "import os; from stages.signals import ignore_signals, take_signals; take_signals()\n"
+        "ignore_signals()\nfor n in (2, 15, 1): os.kill(os.getpid(), n)\nprint('ended')"
+    )
+    for text, says in ((script, "ended"), (script.replace("\nignore_signals()", ""), "")):
+        done = subprocess.run(
+            [sys.executable, "-c", text], cwd=REPO, capture_output=True, text=True, timeout=60
+        )
+        assert done.stdout.strip() == says, done.stderr
+
+
 def test_another_dropped_exception_is_said_as_python_says_it() -> None:
     script = "from stages.signals import send_dropped_again as s; s()\n" + (
         "class A:\n def __del__(self): 1 / 0\nA()"
