@@ -83,8 +83,11 @@ class K3Error(Exception):
         self.hint = hint
 
     def text(self, stage: str | None = None) -> str:
-        """Return the message as the user sees it: one line, and a hint line where there is one."""
-        prefix = f"k3tool {stage}: " if stage else ""
+        """Return the message as the user sees it: one line, and a hint line where there is one.
+
+        `stage` is the command with its subcommand; of k3tool itself it is an empty text.
+        """
+        prefix = "" if stage is None else f"k3tool {stage}: " if stage else "k3tool: "
         fields = (self.object, shown(self.got), shown(self.need), self.hint or "")
         place, got, need, hint = (printable(bounded(field)) for field in fields)
         line = f"{prefix}{place}: got {got}, need {need}"

@@ -63,10 +63,15 @@ def is_sound(checks: Sequence[Check], *, strict: bool) -> bool:
     return count(checks, "PASS") > 0
 
 
-def require(checks: Sequence[Check], what: str, *, strict: bool) -> None:
-    """Raise UnsoundError (exit 4) unless the checks amount to a pass."""
+def require(checks: Sequence[Check], *, strict: bool, alone: str | None = None) -> None:
+    """Raise UnsoundError (exit 4) unless the checks amount to a pass.
+
+    `alone` is the next step where the only thing wrong is that nothing could be compared.
+    """
     if not is_sound(checks, strict=strict):
         need = "every check to run and pass" if strict else "at least one check, and none to fail"
         word = "FAIL" if count(checks, "FAIL") else "NOT RUN"
         hint = f"its lines marked {word} say what and where"
-        raise UnsoundError(what, got=summary(checks), need=need, hint=hint)
+        if alone is not None and not count(checks, "FAIL") and not count(checks, "PASS"):
+            hint = alone
+        raise UnsoundError("checks", got=summary(checks), need=need, hint=hint)

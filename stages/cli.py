@@ -35,6 +35,7 @@ try:
     from k3tool.errors import K3Error, TargetError
     from k3tool.memory import STARTUP_BYTES, require_room, rooms
     from stages.help import EXIT_CODES, TRACEBACK, finish
+    from stages.refusals import PROGRAM, Commands, command_of, in_our_form
 except KeyboardInterrupt:  # Ctrl-C while modules load is Ctrl-C all the same
     sys.exit(130)  # INTERRUPTED, whose own module may be the one that was loading
 
@@ -67,7 +68,7 @@ COMMANDS: dict[str, Entry] = {
 }
 
 
-class LazyGroup(click.Group):
+class LazyGroup(Commands):
     """A group that knows its commands by name and imports one when it is chosen."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
@@ -78,24 +79,11 @@ class LazyGroup(click.Group):
         """Import and return one command, or None if there is no such one."""
         if cmd_name not in COMMANDS:
             return None
-        ctx.invoked_subcommand = cmd_name  # so that a refusal here says who refuses
         require_room(STARTUP_BYTES, f"{cmd_name} before any work")
         command = importlib.import_module(COMMANDS[cmd_name].module).command
         assert isinstance(command, click.Command)
         finish(command)
         return command
-
-    def resolve_command(
-        self, ctx: click.Context, args: list[str]
-    ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Find a command, or name the nearest one: click knows only commands that are loaded."""
-        if args[0] not in COMMANDS:
-            import difflib
-
-            near = difflib.get_close_matches(args[0], COMMANDS, n=1)
-            if near:
-                ctx.fail(f"No such command {args[0]!r}. Did you mean {near[0]!r}?")
-        return super().resolve_command(ctx, args)
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> "list[CompletionItem]":
         """Complete a command's name from the table: click's own way imports all of them."""
@@ -116,11 +104,11 @@ class LazyGroup(click.Group):
 
 @click.command(
     cls=LazyGroup,
-    name="k3tool",
+    name=PROGRAM,
     context_settings={"help_option_names": ["-h", "--help"]},
     epilog=EXIT_CODES,
 )
-@click.version_option(__version__, prog_name="k3tool")
+@click.version_option(__version__, prog_name=PROGRAM)
 @click.option(TRACEBACK, is_flag=True, help="Show where in the code an error arose.")
 def cli(traceback: bool) -> None:
     """Take a Kimi K3 checkpoint to tokens: inspect, shard, compile-plan, emit-isa, run, verify.
@@ -139,15 +127,17 @@ def run_command(arguments: Sequence[str]) -> int:
     """
     context: click.Context | None = None
     try:
-        context = cli.make_context("k3tool", list(arguments))
+        context = cli.make_context(PROGRAM, list(arguments))
         with context:
             cli.invoke(context)
         sys.stdout.flush()
     except click.exceptions.Exit as stop:
         return stop.exit_code
-    except click.ClickException as error:
+    except click.exceptions.NoArgsIsHelpError as error:
         error.show()
         return error.exit_code
+    except click.UsageError as error:
+        return _report(in_our_form(error, context), context)
     except K3Error as error:
         return _report(error, context)
     except MemoryError:
@@ -221,8 +211,7 @@ def _no_package(error: ModuleNotFoundError) -> TargetError:
 
 
 def _report(error: K3Error, context: click.Context | None) -> int:
-    stage = context.invoked_subcommand if context is not None else None
-    click.echo(error.text(stage), err=True)
+    click.echo(error.text(command_of(context)), err=True)
     if context is not None and context.params.get("traceback"):
         click.echo("".join(traceback.format_exception(error)), err=True, nl=False)
     return error.exit_code
@@ -252,7 +241,7 @@ def _complete(instruction: str) -> int:
     from click.shell_completion import shell_complete
 
     try:
-        return shell_complete(cli, {}, "k3tool", _COMPLETE, instruction)
+        return shell_complete(cli, {}, PROGRAM, _COMPLETE, instruction)
     except (K3Error, ImportError):
         return 1
 

@@ -134,10 +134,9 @@ def _read_source(options: Options) -> tuple[K3Config, int, list[InputRef], str]:
             str(source), got="absent", need="shards, a checkpoint or a config.json",
             hint="name the folder that config.json lies in, or that file",
         )  # fmt: skip
-    if options.tp is None:
-        raise UsageError("--tp", got="none", need="a degree, unless the input is a shards folder")
     if os.path.isfile(source):
-        return K3Config.load(source, options.eps), options.tp, [], ""
+        config = K3Config.load(source, options.eps)
+        return config, _degree(config, options.tp), [], ""
     with Checkpoint.open(source, options.eps) as checkpoint:
         if checkpoint.tp is not None:
             raise ArtifactError(
@@ -145,7 +144,15 @@ def _read_source(options: Options) -> tuple[K3Config, int, list[InputRef], str]:
                 got=f"the folder of rank {checkpoint.rank} of {checkpoint.tp}",
                 need="the shards folder it lies in, a checkpoint or a config.json",
             )
-        return checkpoint.config, options.tp, [checkpoint.as_input()], checkpoint.identity
+        tp = _degree(checkpoint.config, options.tp)
+        return checkpoint.config, tp, [checkpoint.as_input()], checkpoint.identity
+
+
+def _degree(config: K3Config, tp: int | None) -> int:
+    """Return a legal degree; shards alone have one of their own. Raises: UsageError."""
+    config.check_tp(tp)
+    assert tp is not None
+    return tp
 
 
 def _phase_counts(plan: Plan, phase: Phase) -> PhaseCounts:

@@ -5,7 +5,8 @@ from dataclasses import dataclass
 import click
 from click.shell_completion import get_completion_class
 
-PROGRAM = "k3tool"
+from stages.refusals import PROGRAM
+
 VARIABLE = "_K3TOOL_COMPLETE"  # what the script sets when it asks; see stages.cli.main
 SHELLS = ("bash", "zsh", "fish")
 

@@ -11,12 +11,13 @@ from k3tool.atomic import artifact_output, check_outputs
 from k3tool.checkpoint.regular_file import read_regular
 from k3tool.compiler.plan import Plan, load_plan
 from k3tool.compiler.proved import save_proved_plan
-from k3tool.errors import ArtifactError, UsageError
+from k3tool.errors import ArtifactError, UsageError, quoted
 from k3tool.isa import disasm
 from k3tool.isa.assemble import assemble
 from k3tool.isa.stream import Isa, Stream, load_isa
 from k3tool.isa.table import ALL_PHASES
 from stages import options as common
+from stages.refusals import unfit
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,9 +145,9 @@ def _parse_range(
             return int(first), int(first) + 1
         bounds = (int(first) if first else None, int(last) if last else None)
     except ValueError:
-        raise click.BadParameter(f"{value!r} is not START:END, as 0:8") from None
+        raise unfit(param, ctx, got=quoted(value), need="A:B, such as 0:8") from None
     if any(bound is not None and bound < 0 for bound in bounds):
-        raise click.BadParameter("bounds count from 0")
+        raise unfit(param, ctx, got=quoted(value), need="bounds that count from 0")
     return bounds
 
 

@@ -12,6 +12,7 @@ from click.core import ParameterSource
 from k3tool.errors import UsageError, quoted
 from k3tool.model.config_fields import MOST_LAYERS
 from k3tool.model.graph import MODES
+from stages.refusals import name_of, unfit
 
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 
@@ -26,7 +27,8 @@ class PathOption(click.Path):
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         """Refuse an empty text, which as a path would mean the current folder."""
         if str(value) == "":
-            self.fail("got an empty path, need a name; the current folder is .", param, ctx)
+            need = "a name; the current folder is ."
+            raise unfit(param, ctx, got="an empty path", need=need)
         return super().convert(value, param, ctx)
 
 
@@ -37,7 +39,7 @@ class Finite(click.FloatRange):
         """Refuse what is no finite number."""
         number = super().convert(value, param, ctx)
         if not math.isfinite(number):
-            self.fail(f"got {number}, need a finite number", param, ctx)
+            raise unfit(param, ctx, got=number, need="a finite number")
         return number
 
 
@@ -127,12 +129,24 @@ def given_names() -> dict[str, str]:
     """
     ctx = click.get_current_context()
     return {
-        str(one.name): one.opts[0 if len(one.opts) == 1 else -1]
+        str(one.name): name_of(one)
         for one in ctx.command.params
         if isinstance(one, click.Option)
         and one.expose_value  # --traceback is every command's
         and ctx.get_parameter_source(str(one.name)) is not ParameterSource.DEFAULT
     }
+
+
+def refuse_beside(*options: str, beside: str, why: str) -> None:
+    """Refuse the first of `options`, by parameter, that was given `beside` an excluding one.
+
+    Raises: UsageError naming both as they are written.
+    """
+    given = given_names()
+    for option in options:
+        if option in given and beside in given:
+            got = f"also {given[beside]}"
+            raise UsageError(given[option], got=got, need=f"one of the two: {why}")
 
 
 def force() -> Decorator:
@@ -155,6 +169,6 @@ def layer_list(
         bounds = _LAYER.fullmatch(first), _LAYER.fullmatch(last or first)
         if None in bounds or not int(first) <= int(last or first) < MOST_LAYERS:
             need = f"a layer or a range such as 3-5, below {MOST_LAYERS}"
-            raise click.BadParameter(f"got {quoted(part)}, need {need}")
+            raise unfit(param, ctx, got=quoted(part), need=need)
         layers.update(range(int(first), int(last or first) + 1))
     return tuple(sorted(layers))

@@ -8,11 +8,12 @@ from typing import Any
 
 import click
 
+from k3tool.checkpoint.reader import Checkpoint
 from k3tool.checkpoint.shard_check import CheckInfo, check_shards
 from k3tool.checkpoint.shard_dry_run import ShardsForeseen, foresee_shards
 from k3tool.checkpoint.shard_mpi import shard_mpi
 from k3tool.checkpoint.shard_writer import ShardsInfo, shard_checkpoint
-from k3tool.errors import UnsoundError, listed
+from k3tool.errors import UnsoundError, UsageError, listed
 from k3tool.progress import Progress, progress_of
 from k3tool.tables import bytes_text
 from stages import options
@@ -256,11 +257,13 @@ def _check(
     "--check",
     type=options.PATH,
     metavar="SHARDS",
-    help="Write nothing: compare these shards with CHECKPOINT, byte for byte.",
+    help="Write nothing: compare these shards with CHECKPOINT, byte for byte. Takes --rank and "
+    "--jobs, and neither --tp nor what says how to write.",
 )
 @click.option(
     "--dry-run", is_flag=True,
-    help="Write nothing: say what would be written, and refuse what would be refused first.",
+    help="Write nothing: say what would be written, and refuse what would be refused first. Not "
+    "with --mpi, --jobs or --check.",
 )  # fmt: skip
 @options.force()
 @options.as_json()
@@ -294,18 +297,21 @@ def command(
       mpirun -n 8 k3tool shard CKPT --tp 8 -o SHARDS8 --mpi
     """
     if check is not None:
-        if tp or output or keep_vision or mpi or force or dry_run:
-            raise click.UsageError(
-                "--check takes SHARDS and CHECKPOINT, and --rank: it writes nothing"
-            )
+        writing = ("tp", "output", "keep_vision", "mpi", "dry_run", "force")
+        options.refuse_beside(*writing, beside="check", why="--check writes nothing")
         _check(check, checkpoint, ranks or None, jobs, as_json, verbose)
         return
-    if tp is None or output is None:
-        raise click.UsageError("Missing option '--tp'" if tp is None else "Missing option '-o'")
+    if dry_run:
+        options.refuse_beside("mpi", "jobs", beside="dry_run", why="--dry-run writes nothing")
+    if tp is None:
+        with Checkpoint.open(checkpoint) as opened:
+            opened.config.check_tp(tp)
+    if output is None:
+        need = "a shards folder to write, or --check SHARDS to compare"
+        raise UsageError("-o", got="none", need=need, hint="see k3tool shard --help")
+    assert tp is not None
     opts = Options(checkpoint, tp, output, ranks or None, force, keep_vision, jobs, mpi)
     if dry_run:
-        if mpi or jobs:
-            raise click.UsageError("--dry-run takes neither --mpi nor --jobs: it writes nothing")
         _dry_run(opts, as_json, verbose)
         return
     with progress_of("shard") as progress:

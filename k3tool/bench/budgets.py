@@ -128,7 +128,7 @@ def _run(asked: Asked, memory: int | None, ids: tuple[int, ...] | None = None) -
     digest, cached = hashlib.sha256(bits).hexdigest(), cached_bytes(files)
     end = events[-1]
     if end.get("event") != "end":
-        raise K3Error("bench budgets", got="no end of a run", need="all of its tokens")
+        raise K3Error("a run", got="no end of a run", need="all of its tokens")
     n_decoded = len(end["tokens"]) - 1
     parts = ((len(asked.ids), "prefill"), (n_decoded, "decode"))
     seconds = sum(n / end[f"{name}_tokens_per_second"] for n, name in parts if n)
@@ -152,8 +152,9 @@ def _watched(command: Sequence[str], tp: int) -> tuple[list[dict[str, Any]], int
         watch.stop()
     if process.returncode:
         lines = [line for line in err.splitlines() if not line.startswith("program ")]
-        need = "exit code 0"
-        raise K3Error("bench budgets", got=lines[0] if lines else "nothing said", need=need)
+        hint = next((line[8:] for line in lines if line.startswith("  hint: ")), None)
+        got = lines[0] if lines else "nothing said"
+        raise K3Error("a run", got=got, need="exit code 0", hint=hint)
     events = [json.loads(line) for line in out.splitlines()]
     peak = watch.peak.total
     if tp == 1:  # the kernel's own mark of the one rank misses no moment

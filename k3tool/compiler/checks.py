@@ -90,10 +90,13 @@ def _shortcomings(checks: Sequence[Check]) -> list[Check]:
     return failing + [c for c in checks if c.status == "NOT RUN"]
 
 
-def require_proved(checks: Sequence[Check], what: str) -> None:
+_NEXT_STEP = "k3tool verify plan lists them; k3tool compile-plan and emit-isa write files anew"
+
+
+def require_proved(checks: Sequence[Check], what: str, hint: str = _NEXT_STEP) -> None:
     """Refuse a program unless every check ran and passed: not run is not passed.
 
-    Raises: UnsoundError with the first check that did not.
+    `hint` is the next step. Raises: UnsoundError with the first check that did not.
     """
     short = _shortcomings(checks)
     if short or not checks:
@@ -101,7 +104,6 @@ def require_proved(checks: Sequence[Check], what: str) -> None:
         others = ", ".join(check.name for check in short[1:] if check.status == "FAIL")
         got = f"{first.status} {first.name}: {first.detail}" + (f"; and {others}" if others else "")
         need = f"every check to pass ({summary(checks)})"
-        hint = "k3tool verify plan lists them; k3tool compile-plan and emit-isa write files anew"
         raise UnsoundError(what, got=got, need=need, hint=hint)
 
 

@@ -197,15 +197,15 @@ class K3Config:
         rules = self.tp_rules()
         return [tp for tp in TP_DEGREES if all(rule.allows(tp) for rule in rules)]
 
-    def check_tp(self, tp: int) -> None:
-        """Check one degree.
+    def check_tp(self, tp: int | None) -> None:
+        """Check one degree; None is one that was left out, which the caller cannot do without.
 
         Raises: UsageError naming the first dimension that it does not divide, that of sums the
         blocks are too few for it, and the degrees that work.
         """
         need = f"one of {listed(self.legal_tp())}"
-        if tp < 1:
-            raise UsageError("--tp", got=tp, need=need, hint=TP_HINT)
+        if tp is None or tp < 1:
+            raise UsageError("--tp", got="none" if tp is None else tp, need=need, hint=TP_HINT)
         faults = [
             f"{rule.name} = {rule.size}" + (f" in groups of {rule.group}" if rule.group > 1 else "")
             for rule in self.tp_rules()

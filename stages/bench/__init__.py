@@ -23,6 +23,7 @@ from stages.bench import (
     shard,
     simulate,
 )
+from stages.refusals import Commands
 
 SUBCOMMANDS = (
     chain.command,
@@ -42,7 +43,7 @@ SUBCOMMANDS = (
 )
 
 
-@click.group("bench")
+@click.group("bench", cls=Commands)
 @click.pass_context
 def command(ctx: click.Context) -> None:
     """Measure, with the definition beside each number.

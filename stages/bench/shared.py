@@ -11,6 +11,7 @@ from k3tool.atomic import Output, check_outputs
 from k3tool.errors import UnsoundError, UsageError
 from k3tool.targets import get_target
 from stages import options as common
+from stages.refusals import unfit
 
 if TYPE_CHECKING:
     from k3tool.bench.frame import BenchReport
@@ -65,7 +66,7 @@ def distinct(ctx: click.Context, param: click.Parameter, value: Any) -> Any:
     """
     twice = next((one for one in value if value.count(one) > 1), None)
     if twice is not None:
-        raise click.BadParameter(f"got {twice} more than once, need each value once")
+        raise unfit(param, ctx, got=f"{twice} more than once", need="each value once")
     return value
 
 
@@ -227,10 +228,14 @@ def measure(
 def _require_limits(report: "BenchReport") -> None:
     if not report.limits and not report.not_judged:  # nothing to judge is not all held
         got, hint = "no limit with these settings", "leave out --strict"
-        raise UnsoundError(f"bench {report.name}", got=got, need="a limit to judge", hint=hint)
+        raise UnsoundError("limits", got=got, need="a limit to judge", hint=hint)
     if report.not_judged:
-        raise UnsoundError(f"bench {report.name}", got=report.not_judged, need="judged limits")
+        hint = "leave out --strict, or measure what its limits are for"
+        raise UnsoundError("limits", got=report.not_judged, need="judged limits", hint=hint)
     for limit in report.limits:
         if not limit.is_held:
-            got = f"{limit.value:.3g}"
-            raise UnsoundError(f"bench {report.name}: {limit.name}", got=got, need=limit.bound)
+            got, hint = (
+                f"{limit.value:.3g}",
+                "measure again where nothing else runs; see docs/bench.md",
+            )
+            raise UnsoundError(limit.name, got=got, need=limit.bound, hint=hint)

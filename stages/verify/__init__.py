@@ -6,6 +6,7 @@ One file a subcommand. To add one: a file with `command` (click) and `run(option
 
 import click
 
+from stages.refusals import Commands
 from stages.verify import blocks, coverage, logits, plan, ranks, trace
 
 SUBCOMMANDS = (
@@ -18,7 +19,7 @@ SUBCOMMANDS = (
 )
 
 
-@click.group("verify")
+@click.group("verify", cls=Commands)
 def command() -> None:
     """Compare token streams, logits, results and layers; check plans, weights and handlers.
 

@@ -127,4 +127,4 @@ def command(
         shared.show_lines(result)
         read = bytes_text(result.read_bytes)
         click.echo(f"{count_text(len(result.layers), 'layer')}: {read} of tensors read", err=True)
-    require(result.checks, "blocks", strict=strict)
+    require(result.checks, strict=strict)

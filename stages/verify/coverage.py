@@ -112,4 +112,4 @@ def command(files: tuple[Path, ...], weights: Path | None, strict: bool, as_json
       k3tool verify coverage isa.h5 --weights SHARDS
     """
     result = run(Options(files, strict, weights))
-    shared.report(result, "coverage", strict=strict, as_json=as_json)
+    shared.report(result, strict=strict, as_json=as_json)

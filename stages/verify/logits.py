@@ -134,4 +134,4 @@ def command(
         print_table(position_table(result.found, everything=everything))
         click.echo()
     more = _json(result, tolerances) if as_json else None
-    shared.report(result, "logits", strict=strict, as_json=as_json, more=more)
+    shared.report(result, strict=strict, as_json=as_json, more=more)

@@ -13,6 +13,8 @@ from k3tool.verdict import Check, is_sound, require
 from stages import options as common
 from stages.verify import shared
 
+_WRITE_ANEW = "write it anew: k3tool compile-plan for a plan, k3tool emit-isa for its streams"
+
 
 @dataclass(frozen=True, slots=True)
 class Options:
@@ -70,5 +72,5 @@ def command(files: tuple[Path, ...], strict: bool, as_json: bool) -> None:
         shared.show_json(result)
     else:
         shared.show_lines(result)
-    require_proved(result.checks, "plan")
-    require(result.checks, "plan", strict=strict)
+    require_proved(result.checks, "checks", hint=_WRITE_ANEW)
+    require(result.checks, strict=strict)

@@ -194,6 +194,6 @@ def command(
         shared.show_json(result, _json(result, near_tie))
     else:
         _show(result)
-    require(result.checks, "ranks", strict=strict)
+    require(result.checks, strict=strict, alone="give a second record to compare it with")
     if not result.sound:
         raise UnsoundError("ranks", got=result.found.verdict, need="identical")

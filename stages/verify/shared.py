@@ -72,7 +72,7 @@ def total(result: Result) -> str:
 
 
 def report(
-    result: Result, what: str, *, strict: bool, as_json: bool,
+    result: Result, *, strict: bool, as_json: bool,
     more: Mapping[str, object] | None = None,
 ) -> None:  # fmt: skip
     """Print a result; `more` goes into its JSON.
@@ -83,4 +83,4 @@ def report(
         show_json(result, more)
     else:
         show_lines(result)
-    require(result.checks, what, strict=strict)
+    require(result.checks, strict=strict)

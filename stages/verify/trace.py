@@ -68,7 +68,7 @@ def _alone(file: TraceFile) -> Check:
 
 
 @click.command("trace", short_help="Name the first op whose bits differ between two runs.")
-@click.argument("files", metavar="A [B]", type=common.PATH, nargs=-1, required=True)
+@click.argument("files", metavar="TRACE [TRACE]", type=common.PATH, nargs=-1, required=True)
 @click.option(
     "--values",
     is_flag=True,
@@ -101,4 +101,4 @@ def command(files: tuple[Path, ...], values: bool, strict: bool, as_json: bool) 
         shared.show_json(result, more)
     else:
         shared.show_lines(result)
-    require(result.checks, "trace", strict=strict)
+    require(result.checks, strict=strict, alone="give a second trace to compare it with")

@@ -44,9 +44,17 @@ STALE = "stale.h5"
 
 USAGE = (
     Row("no such command", "k3tool inpsect ckpt"),
-    Row("an option is missing", "k3tool shard ckpt -o new"),
+    Row("no such subcommand", "k3tool verify rank tokens.h5"),
+    Row("an argument is missing", "k3tool bench decode"),
+    Row("an argument too many", "k3tool inspect ckpt other"),
+    Row("an option is missing", "k3tool emit-isa plan.h5"),
+    Row("no degree to split to", "k3tool shard ckpt -o new"),
     Row("no such option", "k3tool inspect ckpt --layer 3"),
+    Row("an option without its value", "k3tool run ckpt --ids 1 --gen"),
+    Row("a switch with a value", "k3tool run ckpt --ids 1 --json=yes"),
     Row("a number out of its range", "k3tool run ckpt --ids 1 --gen 0"),
+    Row("no number", "k3tool run ckpt --ids 1 --gen two"),
+    Row("no such choice", "k3tool run ckpt --ids 1 --numerics f23"),
     Row("no ids", "k3tool run ckpt --ids 1,,2"),
     Row("an id that the model does not have", "k3tool run ckpt --ids 1,512"),
     Row("no prompt", "k3tool run ckpt"),

@@ -39,8 +39,8 @@ it; the test fails where the page is stale.
 
 A refusal is one line on stderr, `k3tool COMMAND: WHAT: got X, need Y`, and where one action would
 help, a second one: `hint: ...`. Nothing is printed on stdout, nothing half-written stays behind,
-and the exit code says which kind it is. What click itself refuses, an unknown option say, has
-click's words behind a line of usage. Nobody should need a traceback; to report a bug there is one:
+and the exit code says which kind it is. Nobody should need a traceback; to report a bug there is
+one:
 
 ```console
 $ k3tool run ckpt --ids 1,,2 --traceback    # exit 2
@@ -73,8 +73,7 @@ def render(answers: Mapping[Row, Answer]) -> str:
 
 
 def _line(row: Row, answer: Answer) -> str:
-    is_clicks = ": got " not in answer.line
-    following = answer.hint or ("`--help`" if is_clicks else "give what it needs")
+    following = answer.hint or "give what it needs"
     cells = (row.wrong, f"`{row.command}`", answer.line, following)
     return f"| {' | '.join(_cell(cell) for cell in cells)} |\n"
 
@@ -88,7 +87,7 @@ def answer_of(code: int, err: str) -> Answer:
     """Return an answer from an exit code and stderr, without what differs between machines."""
     lines = err.strip().splitlines()
     hint = lines.pop().strip().removeprefix("hint: ") if lines[-1].startswith("  hint: ") else ""
-    line = re.sub(r"^(k3tool [a-z-]+: |Error: )", "", lines[-1])
+    line = re.sub(r"^k3tool( [a-z-]+)*: ", "", lines[-1])
     return Answer(code, _plain(line), _plain(hint))
 
 

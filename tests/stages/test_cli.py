@@ -82,8 +82,8 @@ def test_a_summary_that_is_too_long_would_be_seen() -> None:
 
 
 def test_a_mistyped_command_names_the_nearest(k3tool: Callable) -> None:
-    assert "'inspect'" in k3tool("inpsect", "x").err
-    assert "Did you mean" not in k3tool("nonsense").err
+    assert "did you mean inspect?" in k3tool("inpsect", "x").err
+    assert "did you mean" not in k3tool("nonsense").err
 
 
 @pytest.mark.parametrize(

@@ -53,7 +53,7 @@ def test_a_difference_exits_4_and_says_where(k3tool: Run, tmp_path: Path) -> Non
     line = next(line for line in done.out.splitlines() if line.startswith("FAIL  "))
     assert "first difference at step 1 in id: rank 0 has id 6 (logit 1.5, margin 0.25)" in line
     assert "rank 1 has id 9" in line
-    assert done.err.startswith("k3tool verify: ranks: got 2 PASS, 1 FAIL")
+    assert done.err.startswith("k3tool verify ranks: checks: got 2 PASS, 1 FAIL")
 
 
 @pytest.mark.parametrize("streams", [[], [[]], [[], []]])
@@ -365,4 +365,4 @@ def test_coverage_refuses_a_damaged_checkpoint_in_the_words_of_inspect(
     done, shard = k3tool(*coverage), k3tool("shard", source, "--tp", 2, "-o", program / "x")
     assert (done.code, done.out) == (3, "")
     assert "need a file of the index" in done.err
-    assert done.err.replace("k3tool verify:", "k3tool shard:") == shard.err
+    assert done.err.replace("k3tool verify coverage:", "k3tool shard:") == shard.err

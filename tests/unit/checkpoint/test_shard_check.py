@@ -141,7 +141,7 @@ def test_another_checkpoints_shards_are_refused(
     with pytest.raises(ArtifactError, match=r"shards\.h5: checkpoint"):
         check_shards(eight, oracle("tiny13"))
     outcome = k3tool("shard", "--check", eight, oracle("tiny_tp8"), "--tp", 8)
-    assert (outcome.code, "--check takes" in outcome.err) == (2, True)
+    assert (outcome.code, "--tp: got also --check, need one" in outcome.err) == (2, True)
 
 
 # -- what a run would refuse -------------------------------------------------------------------
