@@ -53,12 +53,13 @@ def faults(path: str, text: str) -> list[str]:
 
 
 def _may_import(path: str, name: str) -> bool:
-    """Return whether a stage may import a module of stages: the options, its own command's."""
+    """Return whether a stage may import a module of stages: what all commands share, its own command's."""
     own = ".".join(path.split("/")[:2])  # stages.bench of stages/bench/chain.py
     allowed = (
         "stages.options",
         "stages.engine_options",
         "stages.help",
+        "stages.refusals",
         own,
         *(("stages.signals",) if path == "stages/cli.py" else ()),  # a process has one way to end
     )
