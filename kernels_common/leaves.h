@@ -121,7 +121,7 @@ K3_LEAF int k3_delta_f32(const K3Ctx *c, float *S, uint32_t D, const float *q, c
                          float beta, int first, float *y);
 #endif
 
-#ifdef K3_SOON_LEAF /* a hint: behind the rows of the next MXFP4 leaf, one token's, w and s are read; changes no value */
+#ifdef K3_SOON_LEAF /* a hint: behind the rows of the next MXFP4 leaf, w and s are read; changes no value */
 K3_LEAF void k3_soon(const K3Ctx *c, const uint8_t *w, const uint8_t *s);
 #else
 K3_FN void k3_soon(const K3Ctx *c, const uint8_t *w, const uint8_t *s) { (void)c, (void)w, (void)s; }

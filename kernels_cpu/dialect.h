@@ -22,7 +22,7 @@
 #define K3_DELTA_LEAF 1  /* tiles_delta.h */
 #endif
 #if defined(K3_LEAVES_AVX512) || defined(K3_LEAVES_AVX512_BF16)
-#define K3_SOON_LEAF 1 /* tiles_mxfp4_one.h */
+#define K3_SOON_LEAF 1 /* panel.h */
 #endif
 
 /* The lanes of the block share the iterations of [lo, hi). Iterations must not depend on each other, and what

@@ -45,8 +45,8 @@ K3_FN void k3_combine_add(const K3Combine *m, const K3Union *u, uint32_t n, uint
 /* Behind rows r of one expert come the next expert's, or the first one's from `row` on. */
 K3_FN void k3_combine_soon(K3Ctx *c, const K3Combine *m, const K3Union *u, uint32_t r, uint32_t row, uint32_t u1) {
     uint32_t e = k3_union_peek(u);
-    if (e == K3_UNION_NONE && u->n_tok == 1u && row < u1) {
-        e = u->ids[0];
+    if (e == K3_UNION_NONE && row < u1) {
+        e = k3_union_first(u);
         r = row;
     }
     if (e == K3_UNION_NONE) return;

@@ -65,10 +65,17 @@ K3_FN uint32_t k3_union_id(const K3Union *u, uint32_t t) {
     return slot < u->top_k ? u->ids[2u * (uint64_t)u->top_k * t + slot] : K3_UNION_NONE;
 }
 
+/* The expert that k3_union_next would return now, or K3_UNION_NONE: for hints. */
+K3_FN uint32_t k3_union_peek(const K3Union *u) {
+    uint32_t t, least = K3_UNION_NONE;
+    for (t = 0; t < u->n_tok; t++) least = k3_min(least, k3_union_id(u, t));
+    return least;
+}
+
 /* The next expert, into *expert, and the tokens it serves, into at and tokens; returns their number, 0 at the end. */
 K3_FN uint32_t k3_union_next(K3Ctx *c, const K3Union *u, uint32_t *expert) {
-    uint32_t t, n = 0, least = K3_UNION_NONE;
-    for (t = 0; t < u->n_tok; t++) least = k3_min(least, k3_union_id(u, t));
+    uint32_t t, n = 0;
+    const uint32_t least = k3_union_peek(u);
     for (t = 0; t < u->n_tok && least != K3_UNION_NONE; t++) n += k3_union_id(u, t) == least;
     n = k3_min(n, K3_EXPERT_TOKENS);
     K3_SYNC(c); /* all lanes have read the cursors, and are done with the tokens served before */
@@ -85,7 +92,11 @@ K3_FN uint32_t k3_union_next(K3Ctx *c, const K3Union *u, uint32_t *expert) {
     return n;
 }
 
-/* The expert that k3_union_next would return now, K3_UNION_NONE at the end or where several tokens choose. */
-K3_FN uint32_t k3_union_peek(const K3Union *u) { return u->n_tok == 1u ? k3_union_id(u, 0u) : K3_UNION_NONE; }
+/* The one it would return after k3_union_rewind. */
+K3_FN uint32_t k3_union_first(const K3Union *u) {
+    uint32_t t, least = u->ids[0];
+    for (t = 1; t < u->n_tok; t++) least = k3_min(least, u->ids[2u * (uint64_t)u->top_k * t]);
+    return least;
+}
 
 #endif

@@ -35,11 +35,32 @@ K3V_INLINE uint64_t k3p_x_bytes(int kind) { return kind == K3P_F32 ? 4u : 2u; }
 /* [quad of the position][token][row]: first position (then both) of a pair, and the first of the second pair. */
 typedef float k3p_quads[4][K3P_BATCH + 1u][K3P_ROWS]; /* quads a power of two apart would share cache sets */
 
+/* What the body reads after these rows (k3_soon), and the rows that the last call fetched of it. Hints only, so no arguments
+ * of leaves. */
+typedef struct {
+    const uint8_t *w, *s; /* 0: nothing is known */
+} k3v_rows_at;
+static _Thread_local k3v_rows_at k3v_soon;
+static _Thread_local const uint8_t *k3p_fetched;
+
+K3V_INLINE k3v_rows_at k3v_take_soon(void) {
+    const k3v_rows_at soon = k3v_soon;
+    k3v_soon.w = k3v_soon.s = 0;
+    return soon;
+}
+
+K3_LEAF void k3_soon(const K3Ctx *c, const uint8_t *w, const uint8_t *s) {
+    (void)c;
+    k3v_soon.w = w;
+    k3v_soon.s = s;
+}
+
 typedef struct {
     _Alignas(64) uint32_t panel[16u * (K3P_CHUNKS * 64u + 16u)];
     k3p_quads first, second;
     float d[8][K3P_BATCH][K3P_TILE];           /* sums of rule 5's blocks */
     uint8_t scales[K3P_CHUNKS * 4u + 16u][16]; /* MXFP4: of a group, 16 rows */
+    k3v_rows_at behind;                        /* what follows the last rows */
     _Alignas(64) uint8_t x[K3P_X_BYTES];
 } k3p_work;
 

@@ -46,10 +46,15 @@ K3V_INLINE const uint8_t *k3p_scale_bytes(const k3p_matrix *m, uint64_t row, uin
     return m->S == NULL ? NULL : m->S + (row * m->K + (uint64_t)b * m->B) / K3_MX_GROUP;
 }
 
-K3V_INLINE k3p_soon k3p_soon_at(const k3p_matrix *m, k3p_place next) {
-    const uint32_t bytes = m->S == NULL ? 2u * m->B : m->B / 2u;
-    const k3p_soon soon = {k3p_weights(m, next.r, next.b), k3p_scale_bytes(m, next.r, next.b),
-                           m->S == NULL ? 2u * m->ldw : m->K / 2u, m->S == NULL ? 0u : m->K / K3_MX_GROUP, (bytes + 63u) / 64u, 0, 0};
+/* What is read after `next`'s place is reached: its rows, or what follows the last ones. */
+K3V_INLINE k3p_soon k3p_soon_at(const k3p_matrix *m, k3p_place next, uint32_t row1, uint32_t bytes, const k3p_work *s) {
+    const int is_behind = next.r >= row1;
+    k3p_soon soon = {s->behind.w, s->behind.s, m->S == NULL ? 2u * m->ldw : m->K / 2u, m->S == NULL ? 0u : m->K / K3_MX_GROUP,
+                     (bytes + 63u) / 64u, 0, is_behind && s->behind.w == NULL ? K3P_ROWS : 0u};
+    if (!is_behind) {
+        soon.row = k3p_weights(m, next.r, next.b);
+        soon.scale = k3p_scale_bytes(m, next.r, next.b);
+    }
     return soon;
 }
 
@@ -75,7 +80,7 @@ K3V_INLINE void k3p_rows16(const k3p_matrix *m, k3p_place at, k3p_place next, ui
                            uint32_t n_tok, float *y, uint64_t ldy, k3p_work *s) {
     static const uint8_t order[4] = {0, 2, 1, 3};
     const uint32_t n = (m->B + K3_CHUNK - 1u) / K3_CHUNK;
-    k3p_soon soon = k3p_soon_at(m, next);
+    k3p_soon soon = k3p_soon_at(m, next, row1, m->S == NULL ? 2u * m->B : m->B / 2u, s);
     k3p_panel(m, at, row1, is_cold, s);
     for (int step = 0; step < 4; step++)
         (m->S != NULL ? k3p_coded_position : k3p_position)(m->kind, order[step], step, n, x, n_tok, &soon, s);
@@ -133,13 +138,11 @@ K3V_INLINE void k3p_store_blocks(const k3p_work *s, uint32_t n_tok, uint32_t n_r
 }
 
 /* All blocks of rows r .. r + 15, each of one chunk, into s->d from row i of the tile on; x: of block 0. */
-K3V_INLINE void k3p_rows16_once(const k3p_matrix *m, uint32_t r, uint32_t row1, int is_cold, const uint8_t *x, uint64_t of_block,
-                                uint32_t n_tok, uint32_t i, k3p_work *s) {
-    const uint32_t G = m->B / K3_MX_GROUP, next = r + K3P_ROWS < row1 ? r + K3P_ROWS : r;
+K3V_INLINE void k3p_rows16_once(const k3p_matrix *m, uint32_t r, uint32_t row1, int is_cold, uint32_t n_tok, uint32_t i, k3p_work *s) {
+    const uint32_t G = m->B / K3_MX_GROUP;
     const uint8_t *w[K3P_ROWS], *scale[K3P_ROWS];
-    const k3p_place begin = {next, 0};
-    k3p_soon soon = k3p_soon_at(m, begin);
-    soon.lines = (m->K / 2u + 63u) / 64u;
+    const k3p_place next = {r + K3P_ROWS, 0};
+    k3p_soon soon = k3p_soon_at(m, next, row1, m->K / 2u, s);
     for (uint32_t k = 0; k < K3P_ROWS; k++) {
         const uint64_t row = r + k < row1 ? r + k : row1 - 1u;
         w[k] = k3p_weights(m, row, 0u);
@@ -150,14 +153,15 @@ K3V_INLINE void k3p_rows16_once(const k3p_matrix *m, uint32_t r, uint32_t row1, 
         k3p_panel_coded(w, (const uint8_t(*)[16])s->scales[b * G], G, is_cold, s->panel);
         for (uint32_t k = 0; k < K3P_ROWS; k++) w[k] += m->B / 2u;
         k3p_fetch(&soon, (K3P_ROWS * soon.lines + m->n_blocks - 1u) / m->n_blocks);
-        k3p_once_by_kind[m->kind](s->panel, x + b * of_block, n_tok, &s->d[b][0][i], K3P_TILE, s->first);
+        k3p_once_by_kind[m->kind](s->panel, s->x + (uint64_t)b * K3_CHUNK * k3p_x_bytes(m->kind),
+                                  k3p_once_ldx(m->kind, m->n_blocks), n_tok, &s->d[b][0][i], K3P_TILE, s->first);
     }
 }
 
-/* What comes behind: the next rows of a tile, its next block, the next tile; at the end the last rows again. */
+/* What comes behind: the next rows of a tile, its next block, the next tile; at the end row1. */
 K3V_INLINE k3p_place k3p_next(const k3p_matrix *m, k3p_place at, uint32_t tile, uint32_t row1) {
     const uint32_t end = row1 - tile < K3P_TILE ? row1 : tile + K3P_TILE;
-    const k3p_place rows = {at.r + K3P_ROWS, at.b}, block = {tile, at.b + 1u}, below = {end < row1 ? end : at.r, end < row1 ? 0u : at.b};
+    const k3p_place rows = {at.r + K3P_ROWS, at.b}, block = {tile, at.b + 1u}, below = {end, 0u};
     return rows.r < end ? rows : block.b < m->n_blocks ? block : below;
 }
 
@@ -165,22 +169,24 @@ K3V_INLINE k3p_place k3p_next(const k3p_matrix *m, k3p_place at, uint32_t tile, 
 K3V_INLINE void k3p_batch(const k3p_matrix *m, uint32_t row0, uint32_t row1, const float *const *x, uint32_t n_tok,
                           const k3p_result *out, k3p_work *s) {
     const uint64_t of_block = k3p_block_bytes(m, n_tok);
+    const int is_cold = k3p_weights(m, row0, 0u) != k3p_fetched;
     const int is_all = of_block * m->n_blocks <= K3P_X_BYTES, is_once = is_all && k3p_is_once(m);
+    if (is_once) k3p_once_pack(m->kind, x, n_tok, m->n_blocks, m->B, s->x);
     for (uint32_t r = row0; r < row1; r += K3P_TILE) {
         const uint32_t n_rows = row1 - r < K3P_TILE ? row1 - r : K3P_TILE;
         for (uint32_t b = 0; b < m->n_blocks; b++) {
             uint8_t *packed = s->x + (is_all ? b * of_block : 0u);
-            if (!is_all || r == row0) {
+            if (!is_once && (!is_all || r == row0)) {
                 const float *from[K3P_BATCH];
                 for (uint32_t t = 0; t < n_tok; t++) from[t] = x[t] + (uint64_t)b * m->B;
                 k3p_pack_x(m->kind, from, n_tok, k3p_most(m), m->B, packed);
             }
             for (uint32_t i = 0; i < n_rows && !is_once; i += K3P_ROWS) {
                 const k3p_place at = {r + i, b};
-                k3p_rows16(m, at, k3p_next(m, at, r, row1), row1, r + i == row0 && b == 0u, packed, n_tok, &s->d[b][0][i], K3P_TILE, s);
+                k3p_rows16(m, at, k3p_next(m, at, r, row1), row1, is_cold && r + i == row0 && b == 0u, packed, n_tok, &s->d[b][0][i], K3P_TILE, s);
             }
         }
-        for (uint32_t i = 0; i < n_rows && is_once; i += K3P_ROWS) k3p_rows16_once(m, r + i, row1, r + i == row0, s->x, of_block, n_tok, i, s);
+        for (uint32_t i = 0; i < n_rows && is_once; i += K3P_ROWS) k3p_rows16_once(m, r + i, row1, is_cold && r + i == row0, n_tok, i, s);
         if (out->is_blocks) k3p_store_blocks(s, n_tok, n_rows, m->n_blocks, out->y + (uint64_t)(r - row0) * m->n_blocks, out->ld);
         else k3p_store_trees(s, n_tok, n_rows, m->n_blocks, out->y + (r - row0), out->ld);
     }
@@ -191,14 +197,17 @@ static __attribute__((noinline)) void k3p_rows(const k3p_matrix *m, uint32_t row
                                                const uint32_t *at, uint32_t n_tok, const k3p_result *out) {
     const uint64_t none = k3p_block_bytes(m, 0u), fit = (K3P_X_BYTES - none) / (k3p_block_bytes(m, 1u) - none);
     const uint32_t most = fit < K3P_BATCH ? (uint32_t)fit : K3P_BATCH, n = (n_tok + most - 1u) / most;
+    const k3v_rows_at soon = m->S != NULL ? k3v_take_soon() : (k3v_rows_at){0, 0};
     k3p_work s;
     for (uint32_t i = 0; i < n; i++) {
         const uint32_t t0 = (uint32_t)((uint64_t)i * n_tok / n), t1 = (uint32_t)((uint64_t)(i + 1u) * n_tok / n);
         const k3p_result here = {out->y + t0 * out->ld, out->ld, out->is_blocks};
         const float *x[K3P_BATCH];
+        s.behind = i + 1u < n ? (k3v_rows_at){0, 0} : soon;
         for (uint32_t t = t0; t < t1; t++) x[t - t0] = X + (at != NULL ? at[t] : t) * ldx;
         k3p_batch(m, row0, row1, x, t1 - t0, &here, &s);
     }
+    k3p_fetched = soon.w;
 }
 
 #endif

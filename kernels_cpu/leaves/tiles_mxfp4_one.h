@@ -63,17 +63,6 @@ K3V_INLINE k3v_f k3v_mx_square(int mode, const k3v_mx_at *at, const uint8_t *x, 
     return k3v_mx_square_f32(q);
 }
 
-/* What the body reads after these rows: set by k3_soon, taken by the next walk. A hint only, so no argument of leaves. */
-static _Thread_local struct {
-    const uint8_t *w, *s;
-} k3v_soon;
-
-K3_LEAF void k3_soon(const K3Ctx *c, const uint8_t *w, const uint8_t *s) {
-    (void)c;
-    k3v_soon.w = w;
-    k3v_soon.s = s;
-}
-
 /* Rows [.., row1) are followed by what comes soon: prefetching the rows behind them would fetch a third too much where
  * a slice has 64 of 512 bytes, and every slice would begin with misses. */
 typedef struct {
@@ -83,8 +72,8 @@ typedef struct {
 
 K3V_INLINE k3v_mx_course k3v_mx_course_of(const k3v_mx *m, uint32_t row1) {
     const uint32_t tile = 2u * m->K;
-    const k3v_mx_course c = {4u * (1u + K3V_MX_AHEAD / tile), row1, k3v_soon.w, k3v_soon.s};
-    k3v_soon.w = k3v_soon.s = 0;
+    const k3v_rows_at soon = k3v_take_soon();
+    const k3v_mx_course c = {4u * (1u + K3V_MX_AHEAD / tile), row1, soon.w, soon.s};
     return c;
 }
 
