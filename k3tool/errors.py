@@ -114,6 +114,20 @@ class UsageError(K3Error):
     exit_code = 2
 
 
+def excluded(option: str, other: str, why: str = "") -> UsageError:
+    """Return the refusal of an option that was given with another that excludes it."""
+    need = f"one of the two: {why}" if why else "one of the two"
+    return UsageError(option, got=f"also {other}", need=need, hint=f"leave out {option} or {other}")
+
+
+def incomplete(option: str, other: str, why: str = "") -> UsageError:
+    """Return the refusal of an option that was given without another that it needs."""
+    need = f"both: {why}" if why else "both"
+    return UsageError(
+        option, got=f"no {other}", need=need, hint=f"give {other}, or leave out {option}"
+    )
+
+
 class ArtifactError(K3Error):
     """Report an input or artifact that is missing, damaged, mismatched or stale: exit code 3."""
 

@@ -18,7 +18,7 @@ from k3tool.compiler.compile import compile_plan
 from k3tool.compiler.plan import Phase, Plan
 from k3tool.compiler.proved import save_proved_plan
 from k3tool.compiler.rules import RULE_NAMES
-from k3tool.errors import ArtifactError, UsageError
+from k3tool.errors import ArtifactError, UsageError, excluded
 from k3tool.isa.table import ALL_PHASES, Op
 from k3tool.model.config import K3Config
 from k3tool.progress import waiting
@@ -115,10 +115,10 @@ def run(options: Options) -> Result:
 def _check_budget(options: Options, target: Target) -> None:
     """Refuse a budget that no runtime keeps. Raises: UsageError."""
     if target.family != "cpu":
-        raise UsageError("--memory", got=f"target {target.name}", need="target cpu")
+        raise excluded("--memory", f"--target {target.name}", "a GPU has no use for it")
     if tuple(sorted(options.phases)) != tuple(sorted(ALL_PHASES)):
-        need = f"{' and '.join(ALL_PHASES)}: one ring serves both"
-        raise UsageError("--memory", got=f"--phase {' '.join(options.phases)}", need=need)
+        phases = " ".join(f"--phase {name}" for name in options.phases)
+        raise excluded("--memory", phases, "one ring serves both phases")
 
 
 def _read_source(options: Options) -> tuple[K3Config, int, list[InputRef], str]:
@@ -283,8 +283,8 @@ def parse_eps(values: tuple[str, ...]) -> dict[str, float]:
 @click.option("--eps", multiple=True, metavar="SITE=VALUE", help="Replace one norm's epsilon.")
 @click.option("--memory", metavar="SIZE",
               help="Give the plan packets that bring its weights within this much memory, as run "
-              "--memory does.")  # fmt: skip
-@click.option("--explain", is_flag=True, help="Say which rules made which ops.")
+              "--memory does; not with a --phase alone, nor with a GPU's --target.")  # fmt: skip
+@click.option("--explain", is_flag=True, help="Say which rules made which ops; not with --json.")
 @common.output("the plan (plan.h5)")
 @common.as_json()
 def command(
@@ -314,6 +314,7 @@ def command(
       k3tool compile-plan CKPT/config.json --tp 8 --explain -o plan.h5
       k3tool compile-plan SHARDS --memory 32GB -o plan-32gb.h5
     """
+    common.refuse_beside("explain", beside="as_json")
     overrides = parse_eps(eps)
     phases = phase or ALL_PHASES
     options = Options(

@@ -11,7 +11,7 @@ from k3tool.atomic import artifact_output, check_outputs
 from k3tool.checkpoint.regular_file import read_regular
 from k3tool.compiler.plan import Plan, load_plan
 from k3tool.compiler.proved import save_proved_plan
-from k3tool.errors import ArtifactError, UsageError, quoted
+from k3tool.errors import ArtifactError, UsageError, incomplete, quoted
 from k3tool.isa import disasm
 from k3tool.isa.assemble import assemble
 from k3tool.isa.stream import Isa, Stream, load_isa
@@ -38,10 +38,12 @@ def run(options: Options) -> Iterator[str]:
 
     Raises: ArtifactError for a damaged file or another kind; UsageError for a bad choice.
     """
+    if options.listing is not None and options.output is None:
+        raise incomplete("--assemble", "-o")
+    if options.output is not None and options.listing is None:
+        raise incomplete("-o", "--assemble")
     with open_artifact(options.file) as file:
         kind = file.kind
-    if (options.listing is None) != (options.output is None):
-        raise UsageError("--assemble, -o", got="one of them", need="both or neither")
     if options.listing is not None and options.output is not None:
         yield _assembled(options.file, options.listing, options.output)
     elif kind == "plan":
@@ -151,6 +153,9 @@ def _parse_range(
     return bounds
 
 
+_OF_PRINTING = ("phase", "rank", "rows", "workgroup")
+
+
 @click.command("disasm")
 @click.argument("file", type=common.PATH)
 @click.option("--phase", type=click.Choice(ALL_PHASES), help="Only this phase.")
@@ -159,7 +164,12 @@ def _parse_range(
 @click.option("--range", "rows", callback=_parse_range, metavar="A:B", help="Instructions A to B.")
 @click.option("--workgroup", type=click.IntRange(min=0), help="The queue of one workgroup.")
 @click.option(
-    "--assemble", "listing", type=common.PATH, metavar="FILE", help="Read a plan's listing back."
+    "--assemble",
+    "listing",
+    type=common.PATH,
+    metavar="FILE",
+    help="Read a plan's listing back; with -o, and without --phase, --rank, --range and "
+    "--workgroup.",
 )
 @common.output("the plan that --assemble makes", required=False)
 def command(
@@ -189,5 +199,6 @@ def command(
       k3tool disasm plan.h5 > plan.txt
       k3tool disasm plan.h5 --assemble plan.txt -o edited.h5
     """
+    common.refuse_beside(*_OF_PRINTING, beside="listing", why="a plan is assembled whole")
     for line in run(Options(file, phase, rank, rows, workgroup, listing, output)):
         click.echo(line)

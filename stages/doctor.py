@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from k3tool.canonical import canonical_json
-from k3tool.errors import ArtifactError, TargetError, UsageError
+from k3tool.errors import ArtifactError, TargetError, incomplete
 from k3tool.tables import count_text
 from k3tool.verdict import Check, not_run, passed, summary
 from stages import options as common
@@ -61,7 +61,7 @@ def run(options: Options, say: Say = lambda text: None) -> Result:
     from k3tool.runtime.machine_devices import device_checks
 
     if options.tp is not None and options.source is None:
-        raise UsageError("--tp", got="no SOURCE", need="both: a degree is a model's")
+        raise incomplete("--tp", "SOURCE", "a degree is a model's")
     model = None if options.source is None else advising.open_model(options.source, options.tp)
     cache = options.cache or default_cache()
     checks = [*machine_checks(cache), *device_checks()]

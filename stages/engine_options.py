@@ -5,7 +5,7 @@ from typing import Any
 
 import click
 
-from k3tool.errors import UsageError
+from k3tool.errors import excluded
 from k3tool.runtime.budget import PRESETS
 from k3tool.runtime.copying import CHOICES
 from k3tool.runtime.foresee import preset_bytes
@@ -33,7 +33,10 @@ _OPTIONS: tuple[Callable[[Any], Any], ...] = (
         help=f"Workgroups of the program. Default: {get_target('cpu').workgroups}; on a GPU its "
         "units, shared out among the ranks.",
     ),
-    click.option("--target", default="cpu", show_default=True, help="What to run on."),
+    click.option("--target", default="cpu", show_default=True,
+        help="What to run on. A GPU takes none of --memory, --preset, --threads, --leaves "
+        "and --weights.",
+    ),
     click.option(
         "--devices", type=common.POSITIVE, default=1, show_default=True,
         help="GPUs that the ranks are shared out among, as many on each.",
@@ -46,16 +49,17 @@ _OPTIONS: tuple[Callable[[Any], Any], ...] = (
     click.option(
         "--weights", type=click.Choice(CHOICES), default="auto", show_default=True,
         help="Read them into memory first, or use them as files are mapped; auto copies for a "
-        "long run where there is room.",
+        "long run where there is room. Under --memory auto alone.",
     ),
     click.option(
         "--memory", metavar="SIZE",
         help="Run in this much memory (8GB), ranks and driver together; weights that do not fit "
-        "are read as they are needed.",
+        "are read as they are needed. Not with --isa or --plan, which have their own.",
     ),
     click.option(
         "--preset", type=click.Choice([*PRESETS, "auto"]),
-        help="A --memory by name; auto is what this machine's limits leave.",
+        help="A --memory by name, in its place, so not with --isa or --plan; auto is what this "
+        "machine's limits leave.",
     ),
     click.option(
         "--cache", type=common.PATH,
@@ -63,7 +67,9 @@ _OPTIONS: tuple[Callable[[Any], Any], ...] = (
         "~/.cache/k3tool.",
     ),
     click.option("--isa", type=common.PATH, help="Run these streams (isa.h5)."),
-    click.option("--plan", type=common.PATH, help="Emit and run this plan (plan.h5)."),
+    click.option(
+        "--plan", type=common.PATH, help="Emit and run this plan (plan.h5); not with --isa."
+    ),
     click.option(
         "--deadline", type=float, default=60.0, show_default=True, metavar="SECONDS",
         help="Stop when no rank has got anywhere for so long.",
@@ -84,6 +90,7 @@ def run_options(given: Mapping[str, Any], **more: Any) -> RunOptions:
     """
     kept = dict(given)
     folders = common.folders_of(kept.pop("source"), kept.pop("shards"))
+    _check_together(kept)
     memory = memory_of(kept.pop("memory"), kept.pop("preset"))
     return RunOptions(
         source=folders[0], beside=folders[1:], memory_bytes=memory,
@@ -91,10 +98,27 @@ def run_options(given: Mapping[str, Any], **more: Any) -> RunOptions:
     )  # fmt: skip
 
 
+def _check_together(given: Mapping[str, Any]) -> None:
+    """Refuse two programs, and a budget beside what has its own or none, by the name it was given.
+
+    Raises: UsageError.
+    """
+    if given["isa"] is not None and given["plan"] is not None:
+        raise excluded("--plan", "--isa")
+    budget = next((name for name in ("memory", "preset") if given[name] is not None), None)
+    if budget is None:
+        return
+    for other in ("isa", "plan"):
+        if given[other] is not None:
+            raise excluded(f"--{budget}", f"--{other}", "a plan has its own budget")
+    if get_target(given["target"]).family != "cpu":
+        raise excluded(f"--{budget}", f"--target {given['target']}", "a GPU has no use for it")
+
+
 def memory_of(size: str | None, preset: str | None) -> int | None:
     """Return the bytes of `--memory` or `--preset`. Raises: UsageError for both, or no size."""
     if size is not None and preset is not None:
-        raise UsageError("--preset", got="also --memory", need="one of the two")
+        raise excluded("--preset", "--memory")
     if preset is not None:
         return preset_bytes(preset)
     return None if size is None else parse_size(size)

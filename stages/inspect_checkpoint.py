@@ -21,7 +21,7 @@ from k3tool.checkpoint.coverage_report import (
 )
 from k3tool.checkpoint.reader import Checkpoint
 from k3tool.checkpoint.tensor_report import tensor_lines, tensor_value
-from k3tool.errors import ArtifactError, UnsoundError, UsageError
+from k3tool.errors import ArtifactError, UnsoundError, UsageError, incomplete
 from k3tool.model.config import K3Config
 from k3tool.model.graph import weight_leaves
 from k3tool.progress import progress_of
@@ -163,6 +163,11 @@ def values_verdict(values: "Values") -> str:
     return f"{read}: not sound: {listed}"
 
 
+_OF_THE_REPORT = (
+    "layers", "values", "fingerprint", "against", "jobs", "markdown", "output", "verbose",
+)  # fmt: skip
+
+
 @click.command(name="inspect")
 @click.argument("checkpoint", type=options.PATH)
 @click.option(
@@ -171,19 +176,26 @@ def values_verdict(values: "Values") -> str:
     metavar="LIST",
     help="Show these layers module by module, such as 3-5.",
 )
-@click.option("--tensor", metavar="NAME", help="Show one tensor: file, shape, ranks.")
+@click.option(
+    "--tensor",
+    metavar="NAME",
+    help="Show one tensor: file, shape, ranks. Takes --json, and no other option.",
+)
 @click.option("--values", is_flag=True, help="Read the data too and look at every value.")
 @click.option(
-    "--fingerprint", type=options.PATH, metavar="FILE", help="Write what tells tensors apart later."
+    "--fingerprint",
+    type=options.PATH,
+    metavar="FILE",
+    help="With --values: write what tells tensors apart later.",
 )
 @click.option(
     "--against",
     type=options.PATH,
     metavar="FILE",
-    help="Compare with a fingerprint written before.",
+    help="With --values: compare with a fingerprint written before.",
 )
 @click.option("--jobs", type=options.POSITIVE, help="Threads of --values. Default: one a CPU.")
-@click.option("--markdown", is_flag=True, help="Print the report as markdown.")
+@click.option("--markdown", is_flag=True, help="Print the report as markdown; not with --json.")
 @options.output("a coverage artifact", required=False)
 @options.as_json()
 @options.verbose("Also list every finding and every layer, on stdout.")
@@ -218,11 +230,9 @@ def command(
       k3tool inspect CKPT --values --fingerprint before.h5
       k3tool inspect CKPT --values --against before.h5
     """
-    if as_json and markdown:
-        raise UsageError("--markdown", got="also --json", need="one of the two")
+    options.refuse_beside("markdown", beside="as_json")
     if tensor is not None:
-        if layers or values or fingerprint or against or markdown or output:
-            raise UsageError("--tensor", got="options of the report", need="at most --json with it")
+        options.refuse_beside(*_OF_THE_REPORT, beside="tensor", why="of one there is no report")
         with Checkpoint.open(checkpoint) as opened:
             facts = tensor_value(opened, tensor)
         click.echo(json.dumps(facts, indent=1) if as_json else "\n".join(tensor_lines(facts)))
@@ -230,7 +240,7 @@ def command(
     only_with = {"--fingerprint": fingerprint, "--against": against, "--jobs": jobs}
     for option, given in only_with.items():
         if given is not None and not values:
-            raise UsageError(option, got="no --values", need="--values, which reads the data")
+            raise incomplete(option, "--values", "it reads the data")
     result = run(Options(checkpoint, output, values, layers, jobs, fingerprint, against))
     if as_json:
         click.echo(json.dumps(as_dict(result, layers), indent=1))

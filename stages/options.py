@@ -9,7 +9,7 @@ from typing import Any
 import click
 from click.core import ParameterSource
 
-from k3tool.errors import UsageError, quoted
+from k3tool.errors import UsageError, excluded, quoted
 from k3tool.model.config_fields import MOST_LAYERS
 from k3tool.model.graph import MODES
 from stages.refusals import name_of, unfit
@@ -137,7 +137,7 @@ def given_names() -> dict[str, str]:
     }
 
 
-def refuse_beside(*options: str, beside: str, why: str) -> None:
+def refuse_beside(*options: str, beside: str, why: str = "") -> None:
     """Refuse the first of `options`, by parameter, that was given `beside` an excluding one.
 
     Raises: UsageError naming both as they are written.
@@ -145,8 +145,7 @@ def refuse_beside(*options: str, beside: str, why: str) -> None:
     given = given_names()
     for option in options:
         if option in given and beside in given:
-            got = f"also {given[beside]}"
-            raise UsageError(given[option], got=got, need=f"one of the two: {why}")
+            raise excluded(given[option], given[beside], why)
 
 
 def force() -> Decorator:

@@ -11,7 +11,7 @@ import click
 from k3tool.checkpoint.released_layout import RELEASED_DATA, write_released
 from k3tool.checkpoint.sample_presets import PRESETS
 from k3tool.checkpoint.sample_writer import SampleInfo, write_sample
-from k3tool.errors import UsageError, printable
+from k3tool.errors import excluded, incomplete, printable
 from stages import options
 
 
@@ -38,20 +38,18 @@ def run(opts: Options, say: Callable[[str], None] | None = None) -> SampleInfo:
     `say` hears of each file of a small model.
     """
     if opts.released and opts.preset is not None:
-        raise UsageError("--preset", got=opts.preset, need="none with --layout released")
+        raise excluded("--preset", "--layout released", "the release has a shape of its own")
     if opts.released:
         return write_released(
             opts.output, opts.data or RELEASED_DATA, opts.fill_layers, opts.seed,
             shuffled=opts.shuffled,
         )  # fmt: skip
     if opts.data is not None:
-        raise UsageError("--data", got="a layout of its own config", need="--layout released")
+        raise incomplete("--data", "--layout released", "a preset has a config of its own")
     if opts.fill_layers:
-        got = "a layout whose layers all have values"
-        raise UsageError("--fill-layers", got=got, need="--layout released")
+        raise incomplete("--fill-layers", "--layout released", "a small model's all have values")
     if opts.shuffled:
-        got = "a layout in the order of the release"
-        raise UsageError("--shuffle-experts", got=got, need="--layout released")
+        raise incomplete("--shuffle-experts", "--layout released")
     return write_sample(opts.output, opts.preset or "tiny", opts.seed, say)
 
 
@@ -67,7 +65,8 @@ def run(opts: Options, say: Callable[[str], None] | None = None) -> SampleInfo:
 @click.option(
     "--preset",
     type=click.Choice(sorted(PRESETS)),
-    help="Which shape: tiny takes 8 MB, wide 23 MB, mid 3 GB, k3-slice 8 GB. Default: tiny.",
+    help="Which shape: tiny takes 8 MB, wide 23 MB, mid 3 GB, k3-slice 8 GB. Not with "
+    "--layout released. Default: tiny.",
 )
 @click.option(
     "--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Seed of the values."
@@ -76,17 +75,19 @@ def run(opts: Options, say: Callable[[str], None] | None = None) -> SampleInfo:
     "--fill-layers",
     callback=options.layer_list,
     metavar="LIST",
-    help="Layers of the released layout that get random values, such as 0,3-5 (17 GB each).",
+    help="With --layout released: layers that get random values, such as 0,3-5 (17 GB each).",
 )
 @click.option(
     "--shuffle-experts",
     is_flag=True,
-    help="Store the experts of each released layer in an order of its own, drawn from the seed.",
+    help="With --layout released: store each layer's experts in an order of its own, drawn from "
+    "the seed.",
 )
 @click.option(
     "--data",
     type=options.PATH,
-    help="Folder of the released config and index. Default: this checkout's tests/data.",
+    help="With --layout released: folder of its config and index. Default: "
+    "this checkout's tests/data.",
 )
 @options.as_json()
 def command(

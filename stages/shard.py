@@ -233,6 +233,9 @@ def _check(
 # -- command line ------------------------------------------------------------------------------
 
 
+_OF_WRITING = ("tp", "output", "keep_vision", "mpi", "dry_run", "force")
+
+
 @click.command(name="shard")
 @click.argument("checkpoint", type=options.PATH)
 @options.tp()
@@ -258,7 +261,7 @@ def _check(
     type=options.PATH,
     metavar="SHARDS",
     help="Write nothing: compare these shards with CHECKPOINT, byte for byte. Takes --rank and "
-    "--jobs, and neither --tp nor what says how to write.",
+    "--jobs, and none of --tp, -o, --keep-vision, --mpi, --dry-run and --force.",
 )
 @click.option(
     "--dry-run", is_flag=True,
@@ -297,8 +300,7 @@ def command(
       mpirun -n 8 k3tool shard CKPT --tp 8 -o SHARDS8 --mpi
     """
     if check is not None:
-        writing = ("tp", "output", "keep_vision", "mpi", "dry_run", "force")
-        options.refuse_beside(*writing, beside="check", why="--check writes nothing")
+        options.refuse_beside(*_OF_WRITING, beside="check", why="--check writes nothing")
         _check(check, checkpoint, ranks or None, jobs, as_json, verbose)
         return
     if dry_run:

@@ -53,7 +53,7 @@ def faults(path: str, text: str) -> list[str]:
 
 
 def _may_import(path: str, name: str) -> bool:
-    """Return whether a stage may import a module of stages: what all commands share, its own command's."""
+    """Return whether a stage may import a module of stages: one of all commands, or its own."""
     own = ".".join(path.split("/")[:2])  # stages.bench of stages/bench/chain.py
     allowed = (
         "stages.options",

@@ -51,7 +51,8 @@ def copies(choice: str, isa: Isa, ranks: Sequence[RankWeights], n_gen: int) -> b
     whose weights are read as the budget says.
     """
     if isa.residency is not None and choice != "auto":
-        raise UsageError("--weights", got=choice, need="auto under --memory, which decides")
+        need = "auto under --memory, which decides"
+        raise UsageError("--weights", got=choice, need=need, hint="leave out --weights")
     if isa.residency is not None or choice == "mapped":
         return False
     if choice == "auto" and not pays(isa, weight_bytes(ranks), n_gen):

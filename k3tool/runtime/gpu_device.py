@@ -10,7 +10,7 @@ import ctypes
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from k3tool.errors import K3Error, TargetError, UsageError
+from k3tool.errors import K3Error, TargetError, excluded
 from k3tool.isa.table import ALL_PHASES
 from k3tool.runtime.gpu_cupy import open_device
 from k3tool.runtime.gpu_peers import DeviceSet, PeerMemory
@@ -112,5 +112,4 @@ def check_gpu_options(options: RunOptions) -> None:
         "--expert-trace": options.expert_trace is not None,
     }  # fmt: skip
     for name in (name for name, is_given in given.items() if is_given):
-        got, need = f"also --target {options.target}", "one of the two: a GPU has no use for it"
-        raise UsageError(name, got=got, need=need)
+        raise excluded(name, f"--target {options.target}", "a GPU has no use for it")

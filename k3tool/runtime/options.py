@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from k3tool.errors import UsageError, quoted, shown
+from k3tool.errors import UsageError, excluded, incomplete, quoted, shown
 from k3tool.isa.table import PAGE_TOKENS
 from k3tool.model.config import K3Config
 from k3tool.model.graph import MODES
@@ -137,11 +137,10 @@ def check_request(options: RunOptions, config: K3Config, *, has_ids: bool = True
         raise UsageError("--chunk", got=options.chunk, need="1 with --prefill decode", hint=hint)
     _check_trace(options, config)
     if options.isa is not None and options.plan is not None:
-        raise UsageError("--plan", got="also --isa", need="one of the two")
+        raise excluded("--plan", "--isa")
     if options.memory_bytes is not None and (options.isa or options.plan):
-        raise UsageError(
-            "--memory", got="also --isa or --plan", need="one of them: a plan has its own budget"
-        )
+        other = "--plan" if options.isa is None else "--isa"
+        raise excluded("--memory", other, "a plan has its own budget")
     if not 0 < options.deadline_seconds <= MOST_DEADLINE_SECONDS:
         most = f"seconds above 0, at most {MOST_DEADLINE_SECONDS:.0f}"
         raise UsageError("--deadline", got=options.deadline_seconds, need=most)
@@ -154,7 +153,7 @@ def _check_trace(options: RunOptions, config: K3Config) -> None:
     if kept is None:
         return
     if options.trace_hashes is None:
-        raise UsageError("--trace-at", got="no --trace-hashes", need="both: values go to its file")
+        raise incomplete("--trace-at", "--trace-hashes", "values go to its file")
     n_positions = len(options.ids) + options.gen - 1
     if kept.last >= n_positions and options.load_state is None:  # else it begins further on
         need = f"positions 0 to {n_positions - 1}, the prompt's and those of tokens"

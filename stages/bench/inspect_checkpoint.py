@@ -11,7 +11,7 @@ import click
 
 from k3tool.checkpoint.reader import Checkpoint
 from k3tool.checkpoint.whole import require_whole
-from k3tool.errors import UsageError
+from k3tool.errors import incomplete
 from stages import options as common
 from stages.bench import shared
 
@@ -39,9 +39,12 @@ class Options:
 def run(opts: Options) -> "BenchReport":
     """Measure. Raises: UsageError on options that do not go together; K3Error if a side fails."""
     if opts.layers is not None and opts.checkpoint is None:
-        raise UsageError("--layers", got="no CHECKPOINT", need="one that has them")
-    if not opts.values and (opts.layers is not None or opts.cold or opts.jobs is not None):
-        raise UsageError("--layers, --jobs, --cold", got="no --values", need="--values")
+        raise incomplete("--layers", "CHECKPOINT", "they are its layers")
+    of_values = {"--layers": opts.layers is not None, "--jobs": opts.jobs is not None,
+                 "--cold": opts.cold}  # fmt: skip
+    for option, is_given in of_values.items():
+        if is_given and not opts.values:
+            raise incomplete(option, "--values", "headers alone are read without it")
     if opts.checkpoint is not None:
         with Checkpoint.open(opts.checkpoint) as checkpoint:
             require_whole(checkpoint)  # or the process that is timed refuses it
@@ -78,9 +81,14 @@ def _measure(opts: Options, checkpoints: Mapping[str, Path]) -> "BenchReport":
 @click.command("inspect")
 @click.argument("checkpoint", type=common.PATH, required=False)
 @click.option("--values", is_flag=True, help="Measure inspect --values against read(2).")
-@click.option("--layers", callback=common.layer_list, metavar="LIST", help="Layers to read.")
-@click.option("--jobs", type=common.POSITIVE, help="Threads. Default: one a CPU.")
-@click.option("--cold", is_flag=True, help="Read from disk instead of the page cache.")
+@click.option(
+    "--layers",
+    callback=common.layer_list,
+    metavar="LIST",
+    help="With --values and CHECKPOINT: layers to read.",
+)
+@click.option("--jobs", type=common.POSITIVE, help="With --values: threads. Default: one a CPU.")
+@click.option("--cold", is_flag=True, help="With --values: read from disk, not the page cache.")
 @shared.repeats_option()
 @shared.strict_option()
 @shared.baseline_option()

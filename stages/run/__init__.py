@@ -9,7 +9,6 @@ from typing import Any
 import click
 
 from k3tool.atomic import Output, artifact_output, check_outputs, leftovers
-from k3tool.errors import UsageError
 from k3tool.progress import silenced
 from k3tool.runtime.expert_trace import MAGIC as TRACE_MAGIC
 from k3tool.runtime.options import RunOptions
@@ -103,11 +102,13 @@ _SECTIONS = {
 @answer_options()
 @engine_options
 @click.option("--prefill", type=click.Choice(["prefill", "decode"]), default="prefill",
-              show_default=True, help="Program that reads the prompt.")  # fmt: skip
+              show_default=True,
+              help="Program that reads the prompt; of decode --chunk is 1.")  # fmt: skip
 @plan_only_options()
 @click.option(
     "--expert-trace", type=common.PATH, metavar="FILE",
-    help="With --memory: record which experts were asked for (bench cache replays it).",
+    help="With --memory, so not on a GPU: record which experts were asked for (bench cache replays "
+    "it).",
 )  # fmt: skip
 @click.option(
     "--trace-hashes", type=common.PATH, metavar="FILE",
@@ -160,8 +161,8 @@ def command(as_json: bool, verbose: bool, logits: Path | None, **given: Any) -> 
         return
     prompt = Given(**{name: given.pop(name) for name in Given.__slots__})
     answer = Answer(**{name: given.pop(name) for name in Answer.__slots__})
-    if answer.quiet and (as_json or verbose):
-        raise UsageError("--quiet", got="also --json or --verbose", need="one of them")
+    for loud in ("as_json", "verbose"):
+        common.refuse_beside("quiet", beside=loud)
     trace_at = given.pop("trace_at")
     options = run_options(
         given, ids=(), stop_ids=answer.stop_ids(), sampler=answer.sampler(),

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import click
 
-from k3tool.errors import ArtifactError, UsageError
+from k3tool.errors import ArtifactError, incomplete
 from k3tool.runtime.options import RunOptions, parse_ids
 from k3tool.runtime.sampling import Sampler
 from k3tool.text.reply import Reply
@@ -48,7 +48,8 @@ def answer_options() -> common.Decorator:
             help="Print text or token ids. Default: what the prompt is.",
         ),
         click.option(
-            "-q", "--quiet", is_flag=True, help="Print the answer alone, nothing on stderr."
+            "-q", "--quiet", is_flag=True,
+            help="Print the answer alone, nothing on stderr; not with --json or --verbose.",
         ),
     )  # fmt: skip
 
@@ -71,8 +72,7 @@ class Answer:
         asked = {name: value for name in _DRAWN if (value := getattr(self, name)) is not None}
         if asked and "temperature" not in asked:
             option = "--" + next(iter(asked)).replace("_", "-")
-            need = "both: without one nothing is drawn"
-            raise UsageError(option, got="no --temperature", need=need)
+            raise incomplete(option, "--temperature", "without one nothing is drawn")
         return Sampler(**asked)
 
     def stop_ids(self) -> tuple[int, ...]:

@@ -6,7 +6,7 @@ from pathlib import Path
 import click
 
 from k3tool.canonical import canonical_json
-from k3tool.errors import ArtifactError, UsageError
+from k3tool.errors import ArtifactError, excluded, incomplete
 from k3tool.model.config import K3Config
 from k3tool.runtime.batch import run_batch
 from k3tool.runtime.batch_file import BatchLine, check_lines, read_batch
@@ -36,7 +36,10 @@ def batch_options() -> common.Decorator:
         click.option(
             "--batch", type=common.PATH, metavar="FILE.jsonl",
             help="Answer every request of a file, a JSON object a line: ids or prompt, and id, "
-            "gen, stop_ids, stop, temperature, top_p, top_k, seed where they are its own.",
+            "gen, stop_ids, stop, temperature, top_p, top_k, seed where they are its own. Not with "
+            "what one run has: --ids, --prompt, --prompt-file, --chat, --system, --thinking, "
+            "--history, --prefill, --show, --expert-trace, --trace-hashes, --trace-at, --logits, "
+            "-o, --save-state, --load-state.",
         ),
         click.option(
             "--slots", type=common.POSITIVE, metavar="N",
@@ -53,10 +56,10 @@ def refuse_beside_batch(is_batch: bool) -> None:
     """
     given = common.given_names()
     if not is_batch and "slots" in given:
-        raise UsageError("--slots", got="no --batch", need="both: one run is one sequence")
+        raise incomplete("--slots", "--batch", "one run is one sequence")
     for name in _OF_ONE_RUN if is_batch else ():
         if name in given:
-            raise UsageError(given[name], got="also --batch", need="one of them")
+            raise excluded(given[name], "--batch")
 
 
 def answer_batch(

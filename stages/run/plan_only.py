@@ -7,7 +7,7 @@ from typing import Any
 import click
 
 from k3tool.canonical import canonical_json
-from k3tool.errors import UsageError
+from k3tool.errors import UsageError, excluded, incomplete
 from k3tool.progress import waiting
 from k3tool.runtime.foresee import Foreseen, foresee, measured_rates
 from k3tool.tables import bytes_text, count_text
@@ -20,7 +20,8 @@ def plan_only_options() -> common.Decorator:
     return common.together(
         click.option(
             "--plan-only", is_flag=True,
-            help="Say how --memory would be spent and what a token would take; run nothing.",
+            help="Say how --memory would be spent and what a token would take; run nothing. Takes "
+            "what is said of weights, memory and program, --json and --verbose; no other option.",
         ),
         click.option(
             "--storage-rate", type=float, metavar="GB/s",
@@ -67,10 +68,9 @@ def refuse_unused(only: bool) -> None:
     said.add("verbose")
     unused = [name for name in given if (name not in said if only else name in RATES)]
     for name in unused[:1]:
-        got, need = "also --plan-only", "one of the two: it runs nothing"
-        if not only:
-            got, need = "no --plan-only", "both: a run measures nothing by it"
-        raise UsageError(given[name], got=got, need=need)
+        if only:
+            raise excluded(given[name], "--plan-only", "it runs nothing")
+        raise incomplete(given[name], "--plan-only", "a run measures nothing by it")
 
 
 def _from_gb(rate: float | None) -> float | None:

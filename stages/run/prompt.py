@@ -13,7 +13,7 @@ from pathlib import Path
 import click
 
 from k3tool.checkpoint.regular_file import MOST_BYTES, read_regular
-from k3tool.errors import ArtifactError, UsageError
+from k3tool.errors import ArtifactError, UsageError, excluded, incomplete
 from k3tool.model.config import K3Config
 from k3tool.runtime.cache import default_cache
 from k3tool.runtime.options import RunOptions, parse_ids
@@ -66,17 +66,22 @@ class Prompt:
 def prompt_options() -> common.Decorator:
     """Return the options of Given."""
     return common.together(
-        click.option("--ids", metavar="1,2,3", help="The prompt, as token ids."),
-        click.option("--prompt", metavar="TEXT", help="The prompt, as text."),
+        click.option(
+            "--ids", metavar="1,2,3",
+            help="The prompt, as token ids; without --chat.",
+        ),
+        click.option("--prompt", metavar="TEXT", help="The prompt, as text; in place of --ids."),
         click.option(
             "--prompt-file", type=common.PATH, metavar="FILE",
-            help="The prompt, as the bytes of a file or pipe. Without any of these: piped text.",
+            help="The prompt, as the bytes of a file or pipe; in place of --ids and --prompt. "
+            "Without any of these: piped text.",
         ),
         click.option("--chat", is_flag=True, help="Make the prompt a message of a conversation."),
         click.option("--system", metavar="TEXT", help="With --chat: a system message in front."),
         click.option(
             "--thinking", type=click.Choice([*EFFORTS, NO_THINKING]),
-            help=f"With --chat: how much to think before the answer. Default: {DEFAULT_EFFORT}.",
+            help="With --chat: how much to think before the answer; a --load-state of a "
+            f"conversation has said it. Default: {DEFAULT_EFFORT}.",
         ),
         click.option(
             "--history", type=common.PATH, metavar="FILE.jsonl",
@@ -135,8 +140,7 @@ def _message(given: Given, options: RunOptions, note: Say, saved: SavedState | N
     tokenizer = tokenizer_of(options.source, options.cache)
     kept = None if saved is None else kept_conversation(tokenizer, saved.ids)
     if kept is not None and given.thinking is not None:
-        need = "one of them: a kept conversation has said it"
-        raise UsageError("--thinking", got="also --load-state", need=need)
+        raise excluded("--thinking", "--load-state", "a kept conversation has said it")
     if saved is not None and goes_on:
         if kept is None or not kept.open_tags:
             got = "no message" if kept is None else "an answer that has ended"
@@ -165,12 +169,12 @@ def tokenizer_of(folder: Path, cache: Path | None) -> Tokenizer:
 def _check_together(given: Given) -> None:
     several = [option for name, option in _SOURCES.items() if getattr(given, name) is not None]
     if len(several) > 1:
-        raise UsageError(several[1], got=f"also {several[0]}", need="one of them")
+        raise excluded(several[1], several[0])
     if given.chat and given.ids is not None:
-        raise UsageError("--chat", got="also --ids", need="one of them: ids are given as they are")
+        raise excluded("--chat", "--ids", "ids are given as they are")
     for name, option in _OF_CHAT.items():
         if getattr(given, name) is not None and not given.chat:
-            raise UsageError(option, got="no --chat", need="both")
+            raise incomplete(option, "--chat")
 
 
 def _conversation(given: Given, note: Say) -> list[Message]:

@@ -87,7 +87,8 @@ def run(options: Options, say: Callable[[str], None] | None = None) -> Result:
 @click.option("--ids", metavar="1,2,3",
               help="Embed these ids as what comes into each layer, instead of noise.")  # fmt: skip
 @click.option("--tokens", type=common.POSITIVE, default=3, show_default=True,
-              help="Positions in the prefill step; one more is decoded.")  # fmt: skip
+              help="Positions in the prefill step; one more is decoded. Not with --ids, "
+              "which say how many.")  # fmt: skip
 @click.option("--plain", is_flag=True,
               help="Without fusions: every primitive op, and every point of a layer.")  # fmt: skip
 @common.numerics(default="f32")
@@ -113,6 +114,7 @@ def command(
       k3tool verify blocks CKPT
       k3tool verify blocks SHARDS --layers 0,3,5-7 --against CKPT
     """
+    common.refuse_beside("tokens", beside="ids", why="the ids say how many")
     folders = common.folders_of(source, shards)
     options = Options(
         folders, layers, against, None if ids is None else parse_ids(ids), numerics or "f32",

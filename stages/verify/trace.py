@@ -5,7 +5,7 @@ from pathlib import Path
 
 import click
 
-from k3tool.errors import UsageError
+from k3tool.errors import UsageError, incomplete
 from k3tool.trace.compare import check_ranks, compare_traces
 from k3tool.trace.difference import Comparison
 from k3tool.trace.file import TraceFile
@@ -44,7 +44,7 @@ def run(options: Options) -> Result:
         )
     shared.require_apart(options.files)
     if options.values and len(options.files) == 1:
-        raise UsageError("--values", got="one trace", need="two: values are compared, not shown")
+        raise incomplete("--values", "second TRACE", "values are compared, not shown")
     largest = None
     with TraceFile(options.files[0]) as left:
         if len(options.files) == 1:

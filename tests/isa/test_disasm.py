@@ -82,7 +82,7 @@ def test_every_entry_of_a_stream_is_in_exactly_one_queue_listing(
         (["isa.h5", "--rank", "2"], 2, "--rank: got 2, need below 2"),
         (["isa.h5", "--workgroup", "4"], 2, "--workgroup: got 4, need below 4"),
         (["isa.h5", "--range", "9:"], 2, "--range"),
-        (["isa.h5", "--range", "x:y"], 2, "'x:y' is not START:END"),
+        (["isa.h5", "--range", "x:y"], 2, '--range: got "x:y", need A:B'),
         (["none.h5"], 3, "no such file"),
     ],
 )

@@ -204,7 +204,7 @@ def test_an_empty_file_and_an_absent_one(run: Run, tmp_path: Path) -> None:
     ("given", "option"),
     [
         (("--ids", "1"), "--ids"), (("--prompt", "a"), "--prompt"), (("--chat",), "--chat"),
-        (("-o", "t.h5"), "--output"), (("--logits", "l.npz"), "--logits"),
+        (("-o", "t.h5"), "-o"), (("--logits", "l.npz"), "--logits"),
         (("--prefill", "decode"), "--prefill"), (("--show", "ids"), "--show"),
     ],
 )  # fmt: skip
