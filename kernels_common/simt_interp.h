@@ -25,72 +25,14 @@
 #ifndef K3_SIMT_INTERP_H
 #define K3_SIMT_INTERP_H
 
-#include "k3.h"
-#include "k3_math.h"
-#include "launch.h"
+#include "simt_digest.h"
 #include "simt_leaves.h"
 
 #include "k3_ops.h"
 
-#define K3_LOOKS_A_CHECK 64u  /* polls between looks at the clock and at others' faults */
-#define K3_GUARD_WORDS 16u    /* behind the scratch: a body that writes past its end is caught */
-#define K3_SCRATCH_GUARD 0x4b33u
+#define K3_LOOKS_A_CHECK 64u /* polls between looks at the clock and at others' faults */
 
-/* In the block's shared memory. */
-typedef struct K3Block {
-    K3Ctx ctx;
-    K3Step step;
-    K3Inst inst;
-    K3Entry entry;
-    uint64_t digest;
-    uint32_t domain, window0, window1, next; /* the window; next: of a queue that nobody shares */
-    uint32_t at;                             /* the entry, K3_NO_INDEX: none is left */
-    uint32_t is_system;                      /* the entry waits for a gate, or signals one */
-    uint32_t party;                          /* blocks of the domain that meet at its instruction; 1: each for itself */
-    uint32_t is_elected, stopped;
-    uint64_t began, since, busy; /* where a launch asks for them */
-} K3Block;
-
-/* ---- counters ------------------------------------------------------------------------------------- */
-
-K3_FN uint32_t k3_bank(const K3Block *b) { return b->step.epoch & 1u; }
-
-K3_FN uint32_t *k3_line(char *lines, uint64_t index) { return (uint32_t *)(lines + index * K3_LINE); }
-
-K3_FN uint32_t *k3_gate(const K3Launch *l, uint32_t bank, uint32_t rank, uint32_t id) {
-    char *gates = l->gates + ((int64_t)rank - (int64_t)l->rank) * l->peer_stride;
-    return k3_line(gates, (uint64_t)bank * l->max_gates + id);
-}
-
-K3_FN uint32_t *k3_counter(const K3Launch *l, uint32_t bank, uint32_t id) {
-    if ((id & K3_SYSTEM) != 0u) return k3_gate(l, bank, l->rank, id & ~K3_SYSTEM);
-    return k3_line(l->counters, (uint64_t)bank * l->max_counters + id);
-}
-
-K3_FN uint32_t *k3_cursor(const K3Block *b, const K3Launch *l) {
-    return k3_line(l->cursors, (uint64_t)k3_bank(b) * l->max_cursors + (uint64_t)l->segment * l->n_windows + b->domain);
-}
-
-enum K3RendezvousWord { K3_ARRIVED = 0, K3_ELECTED = 1, K3_OPEN = 2 };
-
-K3_FN uint32_t *k3_rendezvous(const K3Block *b, const K3Launch *l) {
-    const uint64_t at = (uint64_t)b->entry.inst * l->n_domains + b->domain;
-    return k3_line(l->rendezvous, (uint64_t)k3_bank(b) * l->max_rendezvous + at);
-}
-
-/* ---- faults --------------------------------------------------------------------------------------- */
-
-K3_FN void k3_raise(K3Block *b, const K3Launch *l, const K3FaultReport &fault) {
-    b->stopped = 1u;
-    if (!k3_swap_zero(&l->control->stop, 1u, K3_DEVICE_SCOPE)) return;
-    l->control->fault = fault;
-    k3_swap_zero(l->abort_word, l->rank + 1u, K3_SYSTEM_SCOPE);
-}
-
-K3_FN void k3_raise_here(K3Block *b, const K3Launch *l, uint32_t code, uint32_t detail) {
-    const K3FaultReport fault = {code, l->phase, b->entry.inst, b->inst.op, K3_BLOCK, K3_BLOCK, 0u, 0u, 0u, detail};
-    k3_raise(b, l, fault);
-}
+/* ---- giving up ------------------------------------------------------------------------------------ */
 
 /* Whether to stop waiting: somebody has a fault, here or on another rank, or it takes too long. */
 K3_FN int k3_gives_up(K3Block *b, const K3Launch *l, const K3Wait &wait, uint32_t got, uint64_t since) {
@@ -238,83 +180,6 @@ K3_FN void k3_rearm(const K3Block *b, const K3Launch *l) {
         uint32_t *words = k3_line(l->rendezvous, (uint64_t)bank * l->max_rendezvous + i);
         words[K3_ARRIVED] = words[K3_ELECTED] = words[K3_OPEN] = 0u;
     }
-}
-
-/* ---- digest: the same sum as kernels_cpu/observe.c ------------------------------------------------ */
-
-/* This lane's part. */
-K3_FN uint64_t k3_digest_words(const uint32_t *words, uint32_t n, uint64_t key) {
-    uint64_t sum = 0u;
-    K3_FOR(i, 0u, n) { sum += k3_mix(words[i] ^ k3_mix(key + i)); }
-    return sum;
-}
-
-K3_FN uint64_t k3_digest_rows(const K3Block *b, const K3Launch *l, const K3OpRow &op) {
-    const K3Inst *inst = &b->inst;
-    const uint32_t handle = inst->handle[op.output_slot];
-    const uint32_t *out = (const uint32_t *)l->tensor[handle];
-    const int is_head = handle == l->output_handle || handle == l->logits_handle; /* other rows are not written */
-    const int by_columns = op.unit_kind == K3_UNIT_COLUMNS;
-    const uint32_t period = inst->n_units * inst->unit_cols; /* columns of one expert's part, else all */
-    const uint32_t step = by_columns && period > 0u && period < inst->width ? period : inst->width;
-    uint32_t row0 = is_head ? b->step.head_from : 0u, row1 = b->step.n_tokens, col0 = 0u, n_cols = inst->width;
-    uint64_t sum = 0u;
-    if (op.unit_kind == K3_UNIT_TOKEN) {
-        row0 = b->entry.unit0 > row0 ? b->entry.unit0 : row0;
-        row1 = b->entry.unit1 < row1 ? b->entry.unit1 : row1;
-    } else if (by_columns) {
-        col0 = b->entry.unit0 * inst->unit_cols;
-        n_cols = (b->entry.unit1 - b->entry.unit0) * inst->unit_cols;
-        if (col0 + n_cols > step) n_cols = step - col0;
-    }
-    for (uint32_t t = row0; t < row1; t++) {
-        for (uint32_t col = col0; col < inst->width; col += step) {
-            const uint64_t at = (uint64_t)t * inst->width + col;
-            sum += k3_digest_words(out + at, n_cols, ((uint64_t)b->entry.inst << 32) + at);
-        }
-    }
-    return sum;
-}
-
-K3_FN uint64_t k3_digest_cache(const K3Block *b, const K3Launch *l, const K3OpRow &op) {
-    const uint32_t *cache = (const uint32_t *)l->tensor[b->inst.handle[op.output_slot]];
-    const uint32_t width = b->inst.width;
-    uint64_t sum = 0u;
-    for (uint32_t t = b->entry.unit0; t < b->entry.unit1 && t < b->step.n_tokens; t++) {
-        const uint32_t position = b->step.position[t];
-        const uint32_t page = b->step.page_table[(uint64_t)b->step.slot[t] * b->step.max_pages + position / K3_PAGE_TOKENS];
-        const uint64_t row = (uint64_t)page * K3_PAGE_TOKENS + position % K3_PAGE_TOKENS;
-        sum += k3_digest_words(cache + row * width, width, ((uint64_t)b->entry.inst << 32) + (uint64_t)t * width);
-    }
-    return sum;
-}
-
-K3_FN uint64_t k3_digest_group(const K3Block *b, const K3Launch *l, const K3OpRow &op) {
-    const K3Entry *e = &b->entry;
-    uint64_t sum = 0u;
-    uint32_t first = 0u;
-    for (uint32_t i = 0; i < op.n_outputs; i++) {
-        const uint32_t handle = b->inst.handle[op.output_slot] + i, cols = l->results[handle].row_elems;
-        const uint32_t *out = (const uint32_t *)l->tensor[handle];
-        const uint32_t units = op.unit_kind == K3_UNIT_MEMBER ? 1u : cols;
-        const uint32_t lo = e->unit0 > first ? e->unit0 : first, hi = e->unit1 < first + units ? e->unit1 : first + units;
-        if (l->results[handle].replicated != 0u && lo < hi) {
-            const uint32_t col = units == cols ? lo - first : 0u, n = units == cols ? hi - lo : cols;
-            for (uint32_t t = 0; t < b->step.n_tokens; t++) {
-                const uint64_t at = (uint64_t)t * cols + col;
-                sum += k3_digest_words(out + at, n, ((uint64_t)e->inst << 32) + ((uint64_t)i << 24) + at);
-            }
-        }
-        first += units;
-    }
-    return sum;
-}
-
-K3_FN uint64_t k3_digest(const K3Block *b, const K3Launch *l) {
-    const K3OpRow op = l->ops[b->inst.op];
-    if (op.digest_mode == K3_DIGEST_ROWS) return k3_digest_rows(b, l, op);
-    if (op.digest_mode == K3_DIGEST_CACHE) return k3_digest_cache(b, l, op);
-    return op.digest_mode == K3_DIGEST_GROUP ? k3_digest_group(b, l, op) : 0u;
 }
 
 /* ---- one entry ------------------------------------------------------------------------------------ */
