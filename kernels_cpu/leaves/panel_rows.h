@@ -23,6 +23,9 @@ typedef struct {
 /* Whether a lane has one pair of codes: panel_once.h. */
 K3V_INLINE int k3p_is_once(const k3p_matrix *m) { return m->S != NULL && m->B <= K3_CHUNK; }
 
+/* Whether a quad's pairs stay in registers: panel_held.h. */
+K3V_INLINE int k3p_is_held(const k3p_matrix *m) { return m->kind == K3P_BF16 && m->S == NULL && m->B <= K3P_HELD * K3_CHUNK; }
+
 K3V_INLINE int k3p_takes(const k3p_matrix *m, uint32_t n_tok) {
     return n_tok >= (k3p_is_once(m) ? K3P_LEAST_ONCE : K3P_LEAST_TOKENS) && m->B <= K3P_CHUNKS * K3_CHUNK && (m->S == NULL || m->B % K3_MX_GROUP == 0u);
 }
@@ -32,7 +35,7 @@ K3V_INLINE uint64_t k3p_block_bytes(const k3p_matrix *m, uint32_t n_tok) { /* of
 }
 
 /* Tokens of a group of packed x, at most. */
-K3V_INLINE uint32_t k3p_most(const k3p_matrix *m) { return k3p_is_once(m) ? K3P_BATCH : m->S != NULL ? K3P_FEW : K3P_TOKENS; }
+K3V_INLINE uint32_t k3p_most(const k3p_matrix *m) { return k3p_is_once(m) || k3p_is_held(m) ? K3P_BATCH : m->S != NULL ? K3P_FEW : K3P_TOKENS; }
 
 /* Where 16 rows' block b lies. */
 typedef struct {
@@ -82,6 +85,12 @@ K3V_INLINE void k3p_rows16(const k3p_matrix *m, k3p_place at, k3p_place next, ui
     const uint32_t n = (m->B + K3_CHUNK - 1u) / K3_CHUNK;
     k3p_soon soon = k3p_soon_at(m, next, row1, m->S == NULL ? 2u * m->B : m->B / 2u, s);
     k3p_panel(m, at, row1, is_cold, s);
+    if (k3p_is_held(m)) {
+        if (n == 1u) k3p_held_1(s->panel, x, n_tok, &soon, s->first);
+        else k3p_held_2(s->panel, x, n_tok, &soon, s->first);
+        k3p_finish(n_tok, s, y, ldy);
+        return;
+    }
     for (int step = 0; step < 4; step++)
         (m->S != NULL ? k3p_coded_position : k3p_position)(m->kind, order[step], step, n, x, n_tok, &soon, s);
     k3p_finish(n_tok, s, y, ldy);

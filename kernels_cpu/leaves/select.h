@@ -30,6 +30,7 @@
 #include "panel_pack.h"
 #include "panel_coded.h"
 #include "panel_once.h"
+#include "panel_held.h"
 #include "panel_rows.h"
 
 #include "tiles_tokens.h"

@@ -22,8 +22,10 @@ from tests.kernels.test_leaves import (
 )
 from tests.kernels.test_leaves_x16 import bf16_values
 
-# rows, K, blocks, tokens: more than a tile of rows, a batch of tokens, packed blocks; ragged ends.
-SHAPES = [(135, 160, 1, 70), (17, 4608, 2, 66), (131, 576, 2, 9), (33, 96, 1, 13), (20, 8224, 1, 5)]
+# rows, K, blocks, tokens: more than a tile of rows, a batch of tokens, packed blocks; ragged ends;
+# blocks whose pairs stay in registers, of one and of two chunks.
+SHAPES = [(135, 160, 1, 70), (17, 4608, 2, 66), (131, 576, 2, 9), (33, 96, 1, 13), (20, 8224, 1, 5),
+          (37, 2048, 8, 64), (18, 1600, 8, 11)]  # fmt: skip
 
 
 @pytest.mark.parametrize("kind", KINDS)
