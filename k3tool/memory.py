@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from k3tool.errors import TargetError
+from k3tool.tables import bytes_text, have_text, need_text
 
 # Address space for Python, NumPy, HDF5, the e-graph and a few threads' stacks, before any work:
 # at 300 MB the e-graph's library aborts, at 400 MB the whole pipeline runs (tiny model, 2026-11).
@@ -40,7 +41,9 @@ def rooms() -> Iterator[Room]:
     """Yield what every limit leaves: address space, control group, the machine's free memory."""
     limit = address_limit()
     if limit is not None:
-        yield Room(max(0, limit - _mapped_bytes()), f"the address space limit of {limit} bytes")
+        yield Room(
+            max(0, limit - _mapped_bytes()), f"the address space limit of {bytes_text(limit)}"
+        )
     group = group_room()
     if group is not None:
         yield group
@@ -59,7 +62,8 @@ def require_room(need_bytes: int, what: str) -> None:
 def too_little(have_bytes: int, limit: str, need_bytes: int, what: str) -> TargetError:
     """Return the refusal for a step that needs more memory than it may have."""
     return TargetError(
-        "memory", got=f"{have_bytes} bytes under {limit}", need=f"{need_bytes} bytes for {what}",
+        "memory", got=f"{have_text(have_bytes)} under {limit}",
+        need=f"{need_text(need_bytes)} for {what}",
         hint="raise the limit (ulimit -v, the container's), or do less at a time",
     )  # fmt: skip
 
@@ -130,7 +134,7 @@ def _rooms_upwards(mount: Path, name: str, files: _Files) -> Iterator[Room]:
             continue
         cached = _field(folder / "memory.stat", files.cached) or 0
         room = max(0, int(limit) - used + cached)
-        yield Room(room, f"the control group's limit of {limit} bytes")
+        yield Room(room, f"the control group's limit of {bytes_text(int(limit))}")
 
 
 def _field_kb(path: Path, name: str) -> int | None:

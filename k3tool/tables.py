@@ -18,6 +18,30 @@ def bytes_text(n_bytes: float) -> str:
     return f"{size:.{max(0, digits)}f} {_UNITS[unit]}"
 
 
+def need_text(n_bytes: int) -> str:
+    """Return what is needed, never less than that: given back as an option it is enough."""
+    return bytes_text(-_whole_steps(-n_bytes, _step(n_bytes)))
+
+
+def size_option(n_bytes: int) -> str:
+    """Return a need as an option takes it: need_text without its space."""
+    return need_text(n_bytes).replace(" ", "")
+
+
+def have_text(n_bytes: int) -> str:
+    """Return what there is, never more: less than a need reads as less, however near it is."""
+    return bytes_text(_whole_steps(n_bytes, _step(n_bytes)))
+
+
+def _step(n_bytes: int) -> int:
+    """Return the bytes between two texts of four digits."""
+    return int(10 ** max(0, len(str(n_bytes)) - 4))
+
+
+def _whole_steps(n_bytes: int, step: int) -> int:
+    return n_bytes // step * step
+
+
 def count_text(number: int, noun: str) -> str:
     """Return a number with its noun: 1 rank, 8 ranks."""
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
 
 try:
+    from k3tool.tables import have_text
     from stages.signals import (
         INTERRUPTED,
         Terminated,
@@ -180,9 +181,12 @@ def _system_error(error: OSError) -> K3Error:
 
 def _out_of_memory() -> TargetError:
     """Return the refusal for an allocation that no step had asked room for."""
-    have, limit = min(rooms(), default=("an allocation failed", "no limit that is known"))
+    least = min(rooms(), default=None)
+    got = (
+        "an allocation failed" if least is None else f"{have_text(least[0])} left under {least[1]}"
+    )
     return TargetError(
-        "memory", got=f"{have} bytes left under {limit}", need="more for the next step",
+        "memory", got=got, need="more for the next step",
         hint="raise the limit (ulimit -v, the container's), or do less at a time",
     )  # fmt: skip
 

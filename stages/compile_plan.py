@@ -24,6 +24,7 @@ from k3tool.model.config import K3Config
 from k3tool.progress import waiting
 from k3tool.runtime.budget import fit
 from k3tool.runtime.options import parse_size
+from k3tool.tables import bytes_text
 from k3tool.targets import BATCH, DEFAULT_CHUNK, DEFAULT_CONTEXT, Target, get_target
 from stages import options as common
 
@@ -201,7 +202,7 @@ def summary_lines(result: Result) -> Iterator[str]:
         yield (
             f"{name}: {c.packets} packets, {c.critical_path} hand-offs on the longest chain, "
             f"{c.waits} waits, {c.gates} gates, {c.buffers} buffers, "
-            f"arena {c.arena_bytes} bytes, peer segment {c.peer_bytes} bytes"
+            f"arena {bytes_text(c.arena_bytes)}, peer segment {bytes_text(c.peer_bytes)}"
         )
     used = [f"{name} {u}" for name, (_, u) in result.rules.items() if u]
     yield f"rules used: {', '.join(used) or 'none'}"

@@ -12,6 +12,7 @@ from k3tool.checkpoint.released_layout import RELEASED_DATA, write_released
 from k3tool.checkpoint.sample_presets import PRESETS
 from k3tool.checkpoint.sample_writer import SampleInfo, write_sample
 from k3tool.errors import excluded, incomplete, printable
+from k3tool.tables import bytes_text
 from stages import options
 
 
@@ -126,6 +127,6 @@ def command(
     degrees = ", ".join(map(str, info.legal_tp))
     click.echo(
         f"sample {printable(str(info.path))}: {info.preset}, "
-        f"{info.n_tensors} tensors in {info.n_files} files, {info.total_bytes} bytes, "
+        f"{info.n_tensors} tensors in {info.n_files} files, {bytes_text(info.total_bytes)}, "
         f"legal at TP {degrees}"
     )

@@ -15,7 +15,7 @@ from k3tool.checkpoint.shard_mpi import shard_mpi
 from k3tool.checkpoint.shard_writer import ShardsInfo, shard_checkpoint
 from k3tool.errors import UnsoundError, UsageError, listed
 from k3tool.progress import Progress, progress_of
-from k3tool.tables import bytes_text
+from k3tool.tables import bytes_text, have_text, need_text
 from stages import options
 
 
@@ -83,19 +83,22 @@ def summary_lines(info: ShardsInfo, verbose: bool) -> list[str]:
     ranks = ", ".join(map(str, info.ranks))
     modules = sorted({name.split(".")[0] for name in info.dropped})
     share = 100 * info.replicated_bytes / info.rank_bytes
-    resumed = f", {info.resumed_bytes} of them by a run before" if info.resumed_bytes else ""
+    resumed = (
+        f", {bytes_text(info.resumed_bytes)} of them by a run before" if info.resumed_bytes else ""
+    )
     lines = [
         f"shards {info.path}: ranks {ranks} of {info.tp}, "
         f"{info.n_tensors} tensors in {info.n_files} files each",
-        f"read {info.read_bytes} source bytes, wrote {info.written_bytes} bytes{resumed}",
+        f"read {bytes_text(info.read_bytes)} of the source, "
+        f"wrote {bytes_text(info.written_bytes)}{resumed}",
         *(
-            f"rank {rank}: {info.rank_bytes} bytes, "
-            f"{info.replicated_bytes} ({share:.1f} %) of them on every rank"
+            f"rank {rank}: {bytes_text(info.rank_bytes)}, "
+            f"{bytes_text(info.replicated_bytes)} ({share:.1f} %) of them on every rank"
             for rank in info.ranks
         ),
-        f"dropped {len(info.dropped)} tensors, {info.dropped_bytes} bytes"
+        f"dropped {len(info.dropped)} tensors, {bytes_text(info.dropped_bytes)}"
         + (f" ({', '.join(modules)}: not part of the text model)" if modules else "")
-        + f", and {info.padding_bytes} bytes of zero padding",
+        + f", and {bytes_text(info.padding_bytes)} of zero padding",
     ]
     if info.kept_vision:
         lines.append(f"kept {info.kept_vision} tensors of the image side on every rank")
@@ -107,18 +110,22 @@ def summary_lines(info: ShardsInfo, verbose: bool) -> list[str]:
 # -- dry run -----------------------------------------------------------------------------------
 
 
+_TOO_LITTLE = ": it does not fit"
+
+
 def foreseen_lines(found: ShardsForeseen, verbose: bool) -> list[str]:
     """Return what would be written, of which nothing is: sizes, room, what is replaced."""
     ranks = ", ".join(map(str, found.ranks))
-    need, free = bytes_text(found.need_bytes), bytes_text(found.free_bytes)
+    need, free = need_text(found.need_bytes), have_text(found.free_bytes)
     lines = [
         f"would write {found.path}: ranks {ranks} of {found.tp}, {found.n_tensors} tensors in "
-        f"{len(found.files)} files each, {found.rank_bytes * len(found.ranks)} bytes",
-        f"a rank: {found.rank_bytes} bytes, {found.replicated_bytes} of them on every rank",
-        *(f"  {name}  {n_bytes}" for name, n_bytes in found.files if verbose),
-        f"room: {need} needed, {free} free in {found.place}",
-        f"dropped: {len(found.dropped)} tensors, {found.dropped_bytes} bytes, and "
-        f"{found.padding_bytes} bytes of zero padding",
+        f"{len(found.files)} files each, {bytes_text(found.rank_bytes * len(found.ranks))}",
+        f"a rank: {bytes_text(found.rank_bytes)}, {bytes_text(found.replicated_bytes)} of them on "
+        "every rank",
+        *(f"  {name}  {bytes_text(n_bytes)}" for name, n_bytes in found.files if verbose),
+        f"room: {need} needed, {free} free in {found.place}" + ("" if found.fits else _TOO_LITTLE),
+        f"dropped: {len(found.dropped)} tensors, {bytes_text(found.dropped_bytes)}, and "
+        f"{bytes_text(found.padding_bytes)} of zero padding",
     ]
     if found.kept_vision:
         lines.append(f"kept: {found.kept_vision} tensors of the image side on every rank")
@@ -136,7 +143,7 @@ def foreseen_as_dict(found: ShardsForeseen) -> dict[str, Any]:
         "identity": found.identity, "tensors": found.n_tensors, "files": dict(found.files),
         "written_bytes": found.rank_bytes * len(found.ranks), "rank_bytes": found.rank_bytes,
         "replicated_bytes": found.replicated_bytes, "need_bytes": found.need_bytes,
-        "free_bytes": found.free_bytes, "place": str(found.place),
+        "free_bytes": found.free_bytes, "fits": found.fits, "place": str(found.place),
         "finished_files": found.finished, "replaced": list(found.replaced),
         "kept_vision": found.kept_vision, "dropped": list(found.dropped),
         "dropped_bytes": found.dropped_bytes, "padding_bytes": found.padding_bytes,
@@ -152,6 +159,7 @@ def _dry_run(opts: Options, as_json: bool, verbose: bool) -> None:
         click.echo(json.dumps(foreseen_as_dict(found), indent=1))
     else:
         click.echo("\n".join(foreseen_lines(found, verbose)))
+    found.require_room()
 
 
 # -- check -------------------------------------------------------------------------------------
@@ -178,8 +186,9 @@ def check_lines(info: CheckInfo, verbose: bool) -> list[str]:
     return [
         *lines,
         f"{'PASS' if info.is_sound else 'FAIL'}    {whole}: {len(info.ranks)} of {info.tp} ranks, "
-        f"{info.n_tensors} tensors and {info.rank_bytes} bytes each "
-        f"({info.replicated_bytes} replicated), {info.dropped_bytes} source bytes dropped",
+        f"{info.n_tensors} tensors and {bytes_text(info.rank_bytes)} each "
+        f"({bytes_text(info.replicated_bytes)} replicated), "
+        f"{bytes_text(info.dropped_bytes)} of the source dropped",
     ]
 
 
@@ -265,8 +274,8 @@ _OF_WRITING = ("tp", "output", "keep_vision", "mpi", "dry_run", "force")
 )
 @click.option(
     "--dry-run", is_flag=True,
-    help="Write nothing: say what would be written, and refuse what would be refused first. Not "
-    "with --mpi, --jobs or --check.",
+    help="Write nothing: say what would be written and whether it fits, and refuse what would be "
+    "refused. Not with --mpi, --jobs or --check.",
 )  # fmt: skip
 @options.force()
 @options.as_json()

@@ -47,6 +47,7 @@ from k3tool.runtime.interpreter import check_leaves, load
 from k3tool.runtime.options import RunOptions, check_request
 from k3tool.runtime.ranks import Launch, RankGroup
 from k3tool.runtime.trace import Trace
+from k3tool.tables import bytes_text
 from k3tool.targets import DEFAULT_CONTEXT, check_layout
 
 Array = npt.NDArray[Any]
@@ -275,7 +276,7 @@ def _report(
         f"{options.checkpoint}, mode {options.numerics}, TP 1, {launch.n_threads} threads, leaves "
         f"{options.leaves}, weights {'copied' if launch.copies else 'mapped'}, "
         f"context {options.context} (noise), {options.tokens} tokens a run;",
-        f"{token.n_bytes / 1e9:.3f} GB touched per token: weights, experts as chosen, KDA states "
+        f"{bytes_text(token.n_bytes)} touched per token: weights, experts as chosen, KDA states "
         "read and written, latents up to the position, one embedding row;",
         f"read bandwidth: {way}, 2 MiB pages, the same threads; runs in turn; prefill: the last "
         f"of {PREFILL_CHUNKS} chunks of {options.chunk}, head on its last position",
@@ -322,7 +323,7 @@ def with_attention(
     ]
     definition = [
         *report.definition[:-1],
-        f"attention: {work.n_bytes / 1e6:.1f} MB of latents, {work.operations / 1e9:.2f} GFLOP a "
+        f"attention: {bytes_text(work.n_bytes)} of latents, {work.operations / 1e9:.2f} GFLOP a "
         "token; its bound: the smaller of read bandwidth and peak over operations a byte, each of "
         "the same run; its time: what its ops kept workers busy",
         report.definition[-1],

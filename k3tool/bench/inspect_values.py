@@ -12,7 +12,7 @@ from k3tool.checkpoint.scan_library import BLOCK_BYTES, Scanner, StopFlag
 from k3tool.checkpoint.value_targets import PACKED, PIECE_BYTES, SCALE, Targets
 from k3tool.checkpoint.values import ValueScan
 from k3tool.errors import K3Error, UsageError
-from k3tool.tables import ranges_text
+from k3tool.tables import bytes_text, ranges_text
 
 LEAST_SHARE = 0.8
 LEAST_BYTES = 500_000_000  # of less, starting threads and opening files is what takes the time
@@ -90,10 +90,10 @@ def _report(sides: _Sides, block: int, plain: Paired, printed: Paired) -> BenchR
         ("scan with fingerprints / read", printed.ratio, "times"),
     ]
     definition = [
-        f"{sides.opened.path}, {what}: {sides.n_bytes / 1e9:.3f} GB from "
+        f"{sides.opened.path}, {what}: {bytes_text(sides.n_bytes)} from "
         f"{'disk' if sides.cold else 'page cache'}, {sides.jobs} threads on both sides, "
         "interleaved;",
-        f"tensors of {sides.n_bytes / len(sizes) / 1e6:.2f} MB on the average, {packed:.0%} of the "
+        f"tensors of {bytes_text(sides.n_bytes / len(sizes))} on the average, {packed:.0%} of the "
         "bytes MXFP4;",
         f"read(2): each thread takes the next {PIECE_BYTES >> 20} MiB of the same files and ranges "
         "and looks at nothing, with",

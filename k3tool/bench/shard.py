@@ -20,6 +20,7 @@ from k3tool.bench.source import RELEASED_WIDTHS, sized_config, write_source
 from k3tool.checkpoint.sample_presets import Preset
 from k3tool.checkpoint.shard_space import free_bytes
 from k3tool.errors import K3Error, UsageError
+from k3tool.tables import bytes_text, have_text, need_text
 
 ROOT = Path(__file__).resolve().parents[2]
 LEAST_SHARE = 0.8
@@ -41,7 +42,8 @@ def bench_shard(
     vocab_bytes = 4 * preset.text["vocab_size"] * preset.text["hidden_size"]
     need = 3 * size + vocab_bytes * tp  # source and one output
     if free_bytes(folder) < need:  # before the config: the bytes may need more experts than it has
-        raise UsageError(str(folder), got=f"{free_bytes(folder)} bytes free", need=need)
+        got = f"{have_text(free_bytes(folder))} free"
+        raise UsageError(str(folder), got=got, need=need_text(need))
     config, raw = sized_config(size, preset)
     work = Path(tempfile.mkdtemp(prefix=".bench-", dir=folder))
     try:
@@ -58,10 +60,10 @@ def _measure(sides: "_Sides", largest: int, repeats: int) -> BenchReport:
     peak = max(sides.peaks)
     definition = [
         "bytes written a second, until all are on the disk; the source is read from the disk;",
-        f"source {n_source / 1e9:.2f} GB of the release's widths without holes, largest tensor "
-        f"{largest / 1e9:.2f} GB;",
+        f"source {bytes_text(n_source)} of the release's widths without holes, largest tensor "
+        f"{bytes_text(largest)};",
         f"cp -r --reflink=never --sparse=never and fsync of each file, against shard --tp "
-        f"{sides.tp}: {n_shards / 1e9:.2f} GB",
+        f"{sides.tp}: {bytes_text(n_shards)}",
         machine_line(),
     ]
     rows = [

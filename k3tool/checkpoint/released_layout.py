@@ -32,6 +32,7 @@ from k3tool.model.config import K3Config
 from k3tool.model.vision import expected_vision
 from k3tool.model.weight_slices import n_bytes
 from k3tool.model.weights import Split, TensorSpec, expected_tensors
+from k3tool.tables import have_text, need_text
 
 Array = npt.NDArray[Any]
 RELEASED_DATA = Path(__file__).resolve().parents[2] / "tests" / "data"  # in a source checkout
@@ -139,7 +140,7 @@ def _check_room(out: Path, files: dict[str, list[TensorSpec]], layers: Collectio
     free = stat.f_bavail * stat.f_frsize
     if need > free:
         raise UsageError(
-            "--fill-layers", got=f"{free / 1e9:.1f} GB free on disk", need=f"{need / 1e9:.1f} GB",
+            "--fill-layers", got=f"{have_text(free)} free on disk", need=need_text(need),
             hint="fill fewer layers, or write elsewhere",
         )  # fmt: skip
 

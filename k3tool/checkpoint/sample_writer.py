@@ -25,6 +25,7 @@ from k3tool.errors import UsageError, listed
 from k3tool.model.config import K3Config
 from k3tool.model.vision import expected_vision
 from k3tool.model.weights import TensorSpec, expected_tensors
+from k3tool.tables import bytes_text
 from k3tool.text.rank_file import RANK_FILE
 from k3tool.text.sample_tokenizer import sample_config, sample_ranks
 
@@ -99,7 +100,7 @@ def _write_all(
         total += _write_file(folder / name, specs, preset, seed)
         weight_map.update({spec.name: name for spec in specs})
         if say is not None:
-            say(f"{number} of {len(groups)} files, {total / 1e9:.2f} GB")
+            say(f"{number} of {len(groups)} files, {bytes_text(total)}")
     return weight_map, total
 
 

@@ -1,5 +1,7 @@
 """What `shard` would write and where, with every refusal that needs no byte of a weight.
 
+Too little room is the one that comes last: who asks wants to know how much is missing, and of what.
+
 The same checks in the same order as the work itself (``k3tool.checkpoint.shard_writer``), but none
 of its steps: nothing is made, locked for longer than a look, or tidied. Scales and other values are
 looked at while they are copied, so a refusal of those is still to come.
@@ -21,8 +23,7 @@ from k3tool.checkpoint.shard_sources import Sources
 from k3tool.checkpoint.shard_space import (
     free_bytes,
     held_bytes,
-    require_least_space,
-    require_space,
+    too_little_space,
 )
 from k3tool.checkpoint.shard_writer import ShardJob, chosen_ranks
 from k3tool.checkpoint.shards import rank_folders
@@ -37,8 +38,8 @@ class ShardsForeseen:
     """What would be written. `files` are names and bytes of tensor data, alike in every rank.
 
     `need_bytes` is the room that the rest of the work takes beside what stands there, of which
-    `free_bytes` are free at `place`; `finished` files of a killed run would be taken up, `replaced`
-    ranks replaced.
+    `free_bytes` are free at `place`: fewer are said, not refused. `finished` files of a killed run
+    would be taken up, `replaced` ranks replaced.
     """
 
     path: Path
@@ -59,6 +60,17 @@ class ShardsForeseen:
     dropped_bytes: int
     padding_bytes: int
 
+    @property
+    def fits(self) -> bool:
+        """Return whether the place has the room."""
+        return self.need_bytes <= self.free_bytes
+
+    def require_room(self) -> None:
+        """Refuse a place that has not the room. Raises: K3Error, as the work itself would."""
+        if not self.fits:
+            folder = Path(os.path.realpath(self.path)).parent
+            raise too_little_space(folder, self.free_bytes, self.need_bytes, len(self.ranks))
+
 
 def foresee_shards(
     ckpt_path: str | Path,
@@ -70,7 +82,10 @@ def foresee_shards(
     keep_vision: bool = False,
     say: Say | None = None,
 ) -> ShardsForeseen:
-    """Return what shard_checkpoint would write. Raises: as it does, before its first byte."""
+    """Return what shard_checkpoint would write, whether it fits or not.
+
+    Raises: as it does, before its first byte, but for too little room.
+    """
     chosen = chosen_ranks(tp, ranks)
     sources = Sources(ckpt_path)
     with Checkpoint.open(ckpt_path) as checkpoint:
@@ -92,14 +107,11 @@ def _foresee(job: ShardJob, keep_vision: bool, say: Say | None) -> ShardsForesee
         check_output(out, job.names, job.every, job.force)
     require_splittable(checkpoint, job.tp)
     place = _require_writable(out)
-    if not is_written:
-        require_least_space(checkpoint.config, job.tp, out, job.ranks)
     job.plan = plan = plan_shards(checkpoint, job.tp, keep_vision, None, say)
     held = rank_folders(out) if out.is_dir() else []
     goes_on = is_written or _goes_on(job, work, held)
     need = 0 if is_written else plan.need_bytes * len(job.ranks)
     need = max(0, need - held_bytes(work.set)) if goes_on else need
-    require_space(out.parent, place, need, len(job.every))
     images = [row for row in plan.dropped if row.reason == VISION_REASON]
     image_bytes = sum(row.n_bytes for row in images)
     return ShardsForeseen(

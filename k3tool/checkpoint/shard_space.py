@@ -9,7 +9,7 @@ from k3tool.checkpoint.unfinished import work_path
 from k3tool.errors import K3Error
 from k3tool.model.config import K3Config
 from k3tool.model.sizes import n_tensors, rank_bytes
-from k3tool.tables import count_text
+from k3tool.tables import count_text, have_text, need_text
 
 
 def require_least_space(config: K3Config, tp: int, out: Path, ranks: Sequence[int]) -> None:
@@ -29,13 +29,18 @@ def require_space(said: Path, place: Path, need: int, n_ranks: int) -> None:
     """Refuse a place without the room; `said` is what the user named. Raises: K3Error."""
     have = free_bytes(place)
     if need > have:
-        raise K3Error(
-            str(said.absolute()),
-            got=f"{have} bytes free",
-            need=f"{need} bytes for {count_text(n_ranks, 'rank')}",
-            hint="free some, or write elsewhere (run: --cache)"
-            + ("" if n_ranks == 1 else ", or on several disks, rank by rank: k3tool shard --rank"),
-        )
+        raise too_little_space(said, have, need, n_ranks)
+
+
+def too_little_space(said: Path, have: int, need: int, n_ranks: int) -> K3Error:
+    """Return the refusal of a place with so many bytes free, of which more are needed."""
+    return K3Error(
+        str(said.absolute()),
+        got=f"{have_text(have)} free",
+        need=f"{need_text(need)} for {count_text(n_ranks, 'rank')}",
+        hint="free some, or write elsewhere (run: --cache)"
+        + ("" if n_ranks == 1 else ", or on several disks, rank by rank: k3tool shard --rank"),
+    )
 
 
 def held_bytes(folder: Path) -> int:

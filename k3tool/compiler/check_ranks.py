@@ -15,6 +15,7 @@ from k3tool.isa import queues as queue_maths
 from k3tool.isa.columns import GATE, Columns, spec_of
 from k3tool.isa.stream import Isa, Stream
 from k3tool.isa.stream_order import StreamOrder
+from k3tool.tables import bytes_text
 from k3tool.targets import get_target
 from k3tool.verdict import Check, not_run, outcome
 
@@ -172,12 +173,16 @@ def _scratch(isa: Isa, stream: Stream, c: StreamOrder) -> tuple[str, list[str]]:
     if need != stream.scratch_floats:
         faults.append(f"{stream.scratch_floats} floats declared, records ask for {need}")
     if target.on_chip_bytes is None or n_bytes <= target.on_chip_bytes:
-        room = "host memory" if target.on_chip_bytes is None else f"{target.on_chip_bytes} on chip"
-        return f"{n_bytes} bytes a workgroup, of {room}", faults
+        most = target.on_chip_bytes
+        room = "host memory" if most is None else f"{bytes_text(most)} on chip"
+        return f"{bytes_text(n_bytes)} a workgroup, of {room}", faults
     total = n_bytes * isa.n_workgroups
     if stream.name == "decode" or total > target.workspace_bytes:
         faults.append(
             f"{n_bytes} bytes a workgroup: beyond {target.on_chip_bytes} on chip, and "
             f"{isa.n_workgroups} workgroups take {total} of {target.workspace_bytes} off chip"
         )
-    return f"{n_bytes} bytes a workgroup, {total} in device memory: not on chip", faults
+    return (
+        f"{bytes_text(n_bytes)} a workgroup, {bytes_text(total)} in device memory: not on chip",
+        faults,
+    )

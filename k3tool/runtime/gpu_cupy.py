@@ -19,6 +19,7 @@ from k3tool.errors import TargetError, UnsoundError
 from k3tool.runtime.gpu_build import object_of
 from k3tool.runtime.gpu_runtime import Launched
 from k3tool.runtime.gpu_vendors import DRIVERS
+from k3tool.tables import need_text
 from k3tool.targets import get_target
 
 _DONE, _NOT_READY = 0, 600  # cudaSuccess, cudaErrorNotReady; HIP has the same numbers
@@ -128,7 +129,7 @@ class CupyDevice:
                 ) from None
             raise TargetError(
                 f"memory of {self.name}", got=_one_line(error),
-                need=f"{n_bytes} bytes at once",
+                need=f"{need_text(n_bytes)} at once",
                 hint=f"another process may have taken it since: {self._vendor.monitor}",
             ) from None  # fmt: skip
         self._held.append(address)

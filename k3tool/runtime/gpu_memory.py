@@ -30,7 +30,7 @@ from k3tool.runtime.image_layout import (
 )
 from k3tool.runtime.image_view import view_image
 from k3tool.runtime.requests import Step
-from k3tool.tables import bytes_text, count_text
+from k3tool.tables import bytes_text, count_text, have_text, need_text
 from k3tool.targets import get_target
 
 Array = npt.NDArray[Any]
@@ -346,8 +346,9 @@ def require_memory(device: Device, ranks: Sequence[RankMemory]) -> int:
         weights = bytes_text(sum(rank.weight_bytes for rank in ranks))
         monitor = DRIVERS[get_target(ranks[0].isa.target).family].monitor
         raise TargetError(
-            f"memory of {device.name}", got=f"{free} bytes free",
-            need=f"{need} bytes for {count_text(len(ranks), 'rank')}, {weights} of it weights",
+            f"memory of {device.name}", got=f"{have_text(free)} free",
+            need=f"{need_text(need)} for {count_text(len(ranks), 'rank')}, "
+            f"{weights} of it weights",
             hint=f"end what else uses the device ({monitor}), or compile with a smaller --ctx",
         )  # fmt: skip
     return need

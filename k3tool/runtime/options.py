@@ -3,6 +3,7 @@
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -102,7 +103,7 @@ def parse_size(text: str, option: str = "--memory") -> int:
     found = _SIZE.fullmatch(text)
     if found is None or found[2].upper() not in _SIZE_UNITS:
         raise UsageError(option, got=quoted(text), need="a size such as 8GB, 8GiB or 500MB")
-    return int(float(found[1]) * _SIZE_UNITS[found[2].upper()])
+    return int(Fraction(found[1]) * _SIZE_UNITS[found[2].upper()])  # a double may be a byte short
 
 
 def check_request(options: RunOptions, config: K3Config, *, has_ids: bool = True) -> None:

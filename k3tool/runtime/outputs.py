@@ -20,6 +20,7 @@ from k3tool.isa.stream import Isa
 from k3tool.runtime.options import RunOptions
 from k3tool.runtime.slots import saved_bytes, state_rows
 from k3tool.runtime.tokens import TOKEN_DTYPE
+from k3tool.tables import need_text
 
 _BESIDE_BYTES = 1 << 16  # of a file: what it says of itself
 _ID_BYTES = 4
@@ -43,7 +44,7 @@ class Outputs:
             os.unlink(name)
             os.posix_fallocate(self._room[path], 0, n_bytes)
         except OSError as error:
-            need = f"{n_bytes} bytes, what it may take"
+            need = f"{need_text(n_bytes)}, what it may take"
             hint = disk_hint(error)
             raise K3Error(str(path), got=system_words(error), need=need, hint=hint) from None
 

@@ -7,6 +7,7 @@ import numpy as np
 from k3tool.memory import address_limit, require_room, too_little
 from k3tool.runtime.image_layout import HEADER_DTYPE
 from k3tool.runtime.weights import RankWeights
+from k3tool.tables import bytes_text
 
 _OWN = ("arena_bytes", "private_bytes", "peer_bytes")
 
@@ -26,5 +27,5 @@ def check_room(images: Sequence[bytes], weights: Sequence[RankWeights]) -> None:
         files = rank.folder.index.files
         need = n_bytes + sum(rank.folder.header(file).size for file in files)
         if need > limit:
-            words = f"the address space limit of {limit} bytes"
+            words = f"the address space limit of {bytes_text(limit)}"
             raise too_little(limit, words, need, "one rank's weights, activations and state")

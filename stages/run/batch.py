@@ -14,7 +14,7 @@ from k3tool.runtime.options import RunOptions
 from k3tool.runtime.prepare import prepare
 from k3tool.runtime.run import Event, Follow
 from k3tool.runtime.stop_ids import stop_ids
-from k3tool.tables import count_text
+from k3tool.tables import bytes_text, count_text
 from k3tool.targets import MOST
 from k3tool.text.reply import Reply
 from k3tool.text.tokenizer import Tokenizer, has_tokenizer
@@ -140,10 +140,10 @@ class _Texts:
 
 def summary(event: Event) -> str:
     """Return what a person wants to know at the end."""
-    rate, peak = event["tokens_per_second"], event["peak_memory_bytes"] / 1e6
+    rate, peak = event["tokens_per_second"], bytes_text(event["peak_memory_bytes"])
     return (
         f"{count_text(event['requests'], 'request')}, {count_text(event['tokens'], 'token')} in "
-        f"{count_text(event['steps'], 'step')}, {rate:.1f} tokens/s, peak memory {peak:.1f} MB "
+        f"{count_text(event['steps'], 'step')}, {rate:.1f} tokens/s, peak memory {peak} "
         "(sum over ranks)"
     )
 

@@ -59,7 +59,7 @@ def summary(result: RunResult) -> str:
         if rate is not None
     ]
     ranks = "1 rank" if result.tp == 1 else f"{result.tp} ranks identical"
-    peak = f"peak memory {result.peak_memory_bytes / 1e6:.1f} MB (sum over ranks)"
+    peak = f"peak memory {bytes_text(result.peak_memory_bytes)} (sum over ranks)"
     count = count_text(len(result.tokens), "token")
     rates += _reading(result.reading, result.folders)
     return f"{count} ({_reason(result)}), " + ", ".join([*rates, peak, ranks])

@@ -92,10 +92,11 @@ def answer_of(code: int, err: str) -> Answer:
 
 
 def _plain(text: str) -> str:
-    """Return text without digests, byte counts of this machine and the folder it ran in."""
+    """Return text without digests, sizes of this machine and the folder it ran in."""
     text = re.sub(r"/\S*/(?=[\w.-]+)", "…/", text)
     text = re.sub(r"\b[0-9a-f]{12,64}\b", "…", text)
-    return re.sub(r"\b\d{7,}\b", "N", text)
+    text = re.sub(r"\b\d{7,}\b", "N", text)
+    return re.sub(r"\b[\d.]+ [KMGT]?B (?=under|free|left)", "N ", text)
 
 
 def check(text: str, update: bool) -> None:

@@ -15,6 +15,7 @@ import pytest
 from k3tool.checkpoint import shard_space
 from k3tool.checkpoint.shard_writer import shard_checkpoint
 from k3tool.errors import K3Error
+from k3tool.runtime.options import parse_size
 from tests.faults.unfinished_shards import fail_after
 from tests.folders import tree
 
@@ -59,14 +60,15 @@ def test_too_little_room_is_refused_before_the_first_byte(
 ) -> None:
     monkeypatch.setattr(shard_space, "free_bytes", lambda folder: 1_000_000)
     fail_after(monkeypatch, 0, AssertionError("a byte was written"))
-    with pytest.raises(K3Error, match="got 1000000 bytes free, need") as caught:
+    with pytest.raises(K3Error, match=r"got 1\.000 MB free, need") as caught:
         shard_checkpoint(oracle("tiny_tp8"), 8, tmp_path / "out")
     assert list(tmp_path.iterdir()) == []
     monkeypatch.undo()
     shard_checkpoint(oracle("tiny_tp8"), 8, tmp_path / "out")
     used = sum(len(data) for data in tree(tmp_path / "out").values())
-    assert used <= int(str(caught.value.need).split()[0]) < 1.5 * used
-    assert str(caught.value.need).endswith(" bytes for 8 ranks")
+    need, of_what = str(caught.value.need).split(" for ")
+    assert used <= parse_size(need) < 1.5 * used
+    assert of_what == "8 ranks"
     assert "k3tool shard --rank" in str(caught.value.hint)
 
 
@@ -83,13 +85,13 @@ def test_room_is_looked_at_before_the_tensors(
     monkeypatch.setattr("k3tool.runtime.prepare.program", _unexpected)
     outcome = k3tool("shard", oracle("tiny_tp8"), "--tp", 8, "--rank", 2, "-o", "out")
     assert outcome.code == 1
-    assert f"{tmp_path}: got 1000000 bytes free, need " in outcome.err
-    assert " bytes for 1 rank\n" in outcome.err
+    assert f"{tmp_path}: got 1.000 MB free, need " in outcome.err
+    assert " MB for 1 rank\n" in outcome.err
     assert "hint: free some" in outcome.err
     assert "--rank" not in outcome.err, "a way out that was just taken"
     outcome = k3tool("run", oracle("tiny_tp8"), "--ids", 1, "--tp", 8, "--cache", "cache")
     assert outcome.code == 1
-    assert f"{tmp_path / 'cache'}: got 1000000 bytes free, need " in outcome.err
+    assert f"{tmp_path / 'cache'}: got 1.000 MB free, need " in outcome.err
     monkeypatch.setattr(shard_space, "free_bytes", lambda folder: 1 << 40)
     with pytest.raises(AssertionError, match="reached"):  # the control: room is all it lacked
         shard_checkpoint(oracle("tiny_tp8"), 8, tmp_path / "out")
@@ -108,7 +110,7 @@ def test_a_disk_that_is_really_full(oracle: Oracle, tmp_path: Path) -> None:
     try:
         shard_checkpoint(oracle("tiny_tp8"), 2, disk / "out")
         before = tree(disk / "out")
-        with pytest.raises(K3Error, match="bytes free"):
+        with pytest.raises(K3Error, match="B free"):
             shard_checkpoint(oracle("tiny_tp8"), 8, disk / "out", force=True)
         with pytest.MonkeyPatch.context() as patch:  # someone else fills it meanwhile
             patch.setattr(shard_space, "free_bytes", lambda folder: 1 << 40)

@@ -113,7 +113,7 @@ def test_the_command_is_the_same_as_on_the_cpu(
 
     done, device = on_device(*asked, total_bytes=4096)
     assert (done.code, done.out) == (5, "")
-    assert "memory of emulated blocks: got 4048 bytes free" in done.err
+    assert "memory of emulated blocks: got 4.048 KB free" in done.err
     done, device = on_device(*asked, "--deadline", 0.5, blocks_less=1)
     assert (done.code, done.out) == (4, "")
     assert "when the deadline passed" in done.err

@@ -92,7 +92,7 @@ def test_a_driver_that_cupy_cannot_use_is_refused(opened: Any) -> None:
 @pytest.mark.parametrize("target", [CUDA, HIP])
 def test_memory_that_went_meanwhile_says_how_much(opened: Any, target: str) -> None:
     device, _ = opened(target, malloc=refuse(2, "cudaErrorMemoryAllocation: out of memory"))
-    with pytest.raises(TargetError, match=r"memory of fake GPU: .*need 4096 bytes") as caught:
+    with pytest.raises(TargetError, match=r"memory of fake GPU: .*need 4\.096 KB") as caught:
         device.alloc(4096)
     assert ("nvidia-smi" in caught.value.hint) == (target == CUDA)
     assert ("amd-smi" in caught.value.hint) == (target == HIP)

@@ -121,7 +121,7 @@ def test_what_is_unfit_is_refused_before_a_launch(device_code: Code, tmp_path: A
         ({"arch": "sm_80"}, "got emulated blocks, which is sm_80, need sm_90"),
         ({"n_units": 7}, "got 7 resident blocks, need 8, 4 for each of 2 ranks"),
         ({"n_streams": 1}, "launches at once: got 2 ranks, need at most 1: .* same queue"),
-        ({"total_bytes": 4096}, r"memory of .*: got \d+ bytes free, need \d+ bytes for 2 ranks"),
+        ({"total_bytes": 4096}, r"memory of .*: got [\d.]+ KB free, need [\d.]+ [KM]B for 2 ranks"),
         ({"code": code.replace(isa_hash().encode(), b"0" * 64)}, r"isa_hash: got 0{12}\.\."),
         ({"code": code.replace(b"waits\nsignals\n", b"signals\nwaits\n")}, "kernel argument: got"),
     ]

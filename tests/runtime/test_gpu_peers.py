@@ -288,7 +288,7 @@ def test_control_the_attribute_of_hip_says_atomics_of_any_link(device_code: Code
 def test_each_device_has_room_for_its_ranks(device_code: Code, tmp_path: Path, vendor: str) -> None:
     devices, driver = several(device_code, 2, vendor)
     driver.devices[1].total_bytes = 4096
-    with pytest.raises(TargetError, match=r"memory of device 1: .* bytes for 1 rank,") as caught:
+    with pytest.raises(TargetError, match=r"memory of device 1: .*B for 1 rank,") as caught:
         run(toy_group(devices, tmp_path, 2, vendor))
     assert f"({DRIVERS[vendor].monitor})" in caught.value.hint
     devices, driver = several(device_code, 2, vendor)

@@ -9,8 +9,9 @@ from typing import IO, Any
 
 import pytest
 
-from k3tool.checkpoint import shard_writer
+from k3tool.checkpoint import shard_dry_run, shard_writer
 from k3tool.checkpoint.sample_writer import write_sample
+from k3tool.tables import bytes_text, have_text, need_text
 
 Run = Callable[..., Any]
 COMMON = (
@@ -49,7 +50,8 @@ def test_what_is_said_is_what_comes(
     words = k3tool(*asked, "--dry-run", "-v").out
     found = json.loads(said.out)
     assert f"would write {out}: ranks " in words
-    assert all(f"  {name}  {n_bytes}\n" in words for name, n_bytes in found["files"].items())
+    for name, n_bytes in found["files"].items():
+        assert f"  {name}  {bytes_text(n_bytes)}\n" in words
     made = json.loads(k3tool(*asked, "--json").out)
     assert {key: found[key] for key in COMMON} == {key: made[key] for key in COMMON}
     for rank in found["ranks"]:
@@ -57,6 +59,27 @@ def test_what_is_said_is_what_comes(
         assert {file.name: data_bytes(file) for file in files} == found["files"]
     on_disk = sum(path.stat().st_size for path in out.rglob("*"))
     assert found["written_bytes"] < on_disk <= found["need_bytes"]
+
+
+def test_what_does_not_fit_is_said_before_it_is_refused(
+    k3tool: Run, sample: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """How much is missing, and of what; --json keeps bytes. The one that fits is the control."""
+    asked = ("shard", sample, "--tp", 2, "-o", tmp_path / "shards", "--dry-run")
+    need = json.loads(k3tool(*asked, "--json").out)["need_bytes"]
+    for free, code in ((need - 1, 1), (need, 0)):
+        monkeypatch.setattr(shard_dry_run, "free_bytes", lambda folder, free=free: free)
+        said = k3tool(*asked)
+        assert said.code == code
+        assert "would write" in said.out
+        assert (": it does not fit\n" in said.out) == (code == 1)
+        room = f"{tmp_path}: got {have_text(need - 1)} free, need {need_text(need)} for 2 ranks\n"
+        assert (room in said.err) == (code == 1)
+        found = k3tool(*asked, "--json")
+        assert found.code == code
+        fields = ("fits", "free_bytes", "need_bytes")
+        assert [json.loads(found.out)[name] for name in fields] == [code == 0, free, need]
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_killed_run_is_said_to_go_on(

@@ -28,10 +28,10 @@ def test_version_2_takes_the_least_of_all_above(tmp_path: Path) -> None:
     put(root / "a/b", V2, "max", 10, 0)
     put(root / "a", V2, 1000, 700, 100)
     put(root, V2, 5000, 100, 0)
-    assert room(tmp_path, "0::/a/b\n") == Room(400, "the control group's limit of 1000 bytes")
+    assert room(tmp_path, "0::/a/b\n") == Room(400, "the control group's limit of 1.000 KB")
     put(root / "a/b", V2, 300, 10, 0)
-    assert room(tmp_path, "0::/a/b\n") == Room(290, "the control group's limit of 300 bytes")
-    assert room(tmp_path, "0::/\n") == Room(4900, "the control group's limit of 5000 bytes")
+    assert room(tmp_path, "0::/a/b\n") == Room(290, "the control group's limit of 300 B")
+    assert room(tmp_path, "0::/\n") == Room(4900, "the control group's limit of 5.000 KB")
 
 
 def test_version_1_and_both_mounted(tmp_path: Path) -> None:
@@ -40,9 +40,9 @@ def test_version_1_and_both_mounted(tmp_path: Path) -> None:
     put(root / "memory/x", V1, 900, 800, 50)
     put(root / "memory", V1, 9223372036854771712, 0, 0)
     lines = "9:name=systemd:/\n4:cpu,memory:/x/y\n0::/\n"
-    assert room(tmp_path, lines) == Room(150, "the control group's limit of 900 bytes")
+    assert room(tmp_path, lines) == Room(150, "the control group's limit of 900 B")
     put(root / "unified", V2, 100, 60, 0)
-    assert room(tmp_path, lines) == Room(40, "the control group's limit of 100 bytes")
+    assert room(tmp_path, lines) == Room(40, "the control group's limit of 100 B")
 
 
 def test_no_limit_is_none(tmp_path: Path) -> None:
@@ -56,7 +56,7 @@ def test_no_limit_is_none(tmp_path: Path) -> None:
 def test_a_container_sees_its_own_group_as_the_root(tmp_path: Path) -> None:
     put(tmp_path / "cgroup/memory", V1, 500, 100, 0)
     assert room(tmp_path, "4:memory:/docker/of/the/host\n") == Room(
-        400, "the control group's limit of 500 bytes"
+        400, "the control group's limit of 500 B"
     )
 
 

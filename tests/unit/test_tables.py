@@ -2,7 +2,8 @@
 
 import pytest
 
-from k3tool.tables import Column, Table, bytes_text, cut, ranges_text
+from k3tool.runtime.options import parse_size
+from k3tool.tables import Column, Table, bytes_text, cut, have_text, need_text, ranges_text
 
 
 @pytest.mark.parametrize(
@@ -15,6 +16,34 @@ from k3tool.tables import Column, Table, bytes_text, cut, ranges_text
 )  # fmt: skip
 def test_bytes_have_four_digits_and_a_decimal_unit(n_bytes: float, text: str) -> None:
     assert bytes_text(n_bytes) == text
+
+
+@pytest.mark.parametrize(
+    ("n_bytes", "have", "need"),
+    [
+        (0, "0 B", "0 B"), (999, "999 B", "999 B"), (1000, "1.000 KB", "1.000 KB"),
+        (1001, "1.001 KB", "1.001 KB"), (10_001, "10.00 KB", "10.01 KB"),
+        (999_999, "999.9 KB", "1.000 MB"), (183_000_001, "183.0 MB", "183.1 MB"),
+        (1_626_191_307_904, "1.626 TB", "1.627 TB"),
+    ],
+)  # fmt: skip
+def test_a_need_is_never_said_too_small_nor_what_there_is_too_large(
+    n_bytes: int, have: str, need: str
+) -> None:
+    assert have_text(n_bytes) == have
+    assert need_text(n_bytes) == need
+
+
+@pytest.mark.parametrize("exponent", range(13))
+def test_what_is_said_can_be_given_back(exponent: int) -> None:
+    """As a size of --memory, with and without its space: a need is enough, and by a thousandth."""
+    for lead in (*range(1000, 10_000, 7), 1001, 1183, 4095, 9999):
+        for more in (-1, 0, 1, 10**exponent // 3):
+            n_bytes = lead * 10**exponent + more
+            for text in (need_text(n_bytes), need_text(n_bytes).replace(" ", "")):
+                assert n_bytes <= parse_size(text) <= n_bytes * 1.001 + 1
+            assert n_bytes * 0.999 - 1 <= parse_size(have_text(n_bytes)) <= n_bytes
+            assert have_text(n_bytes) != need_text(n_bytes + 1), "less reads as less"
 
 
 @pytest.mark.parametrize(

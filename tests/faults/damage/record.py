@@ -23,12 +23,13 @@ VALUES = Record()
 
 
 def resource_answer(kind: str, command: str, answer: Answer) -> None:
-    """Keep one answer: its code, and its first line without paths and byte counts."""
+    """Keep one answer: its code, and its first line without paths and sizes."""
     start = f"k3tool {command}: "
     said = [line for line in answer.err.splitlines() if not NOTE.fullmatch(line)]
     lines = sorted(said, key=lambda line: not line.startswith(start))
     line = re.sub(r"/\S*/", "…/", lines[0].removeprefix(start)) if lines else "quiet"
-    RESOURCES.answers[kind, command] = answer.code, re.sub(r"\b\d{5,}\b", "N", line)
+    line = re.sub(r"\b[\d.]+ [KMGT]?B\b", "N", re.sub(r"\b\d{5,}\b", "N", line))
+    RESOURCES.answers[kind, command] = answer.code, line
 
 
 def _locked_downloads(folder: Path) -> None:

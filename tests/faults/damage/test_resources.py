@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from k3tool.runtime.options import parse_size
 from tests.faults.damage.edit import INDEX, all_files, shard_name
 from tests.faults.damage.harness import NOTE, Answer, Bench, Verdict, fingerprint
 from tests.faults.damage.record import RESOURCES, UNREADABLE, resource_answer
@@ -68,7 +69,7 @@ def test_disk_too_small_is_said_before_the_first_byte(
     older = fingerprint(disk)
     answer = k3tool("shard", source, "--tp", 4, "-o", out, "--force")
     assert answer.code == 1
-    assert "bytes free, need" in answer.err
+    assert "B free, need" in answer.err
     assert "hint: " in answer.err
     assert fingerprint(disk) == older, "the older shards changed, or something was left"
     resource_answer("disk too small", "shard", answer)
@@ -76,7 +77,7 @@ def test_disk_too_small_is_said_before_the_first_byte(
     answer = k3tool(*RUN_COPY, source, "--cache", disk / "cache")
     assert answer.code == 1
     assert f"{disk / 'cache'}: got " in answer.err
-    assert "bytes free, need" in answer.err
+    assert "B free, need" in answer.err
     assert fingerprint(out) == shards
     assert not list((disk / "cache").glob("*shards*"))
     resource_answer("disk too small", "run", answer)
@@ -204,7 +205,7 @@ def test_memory_limit_below_need(oracle: Callable, tmp_path: Path, command: str)
         out, err = process.communicate(timeout=60)
     answer = Answer(process.returncode, out, err)
     assert answer.code == 5, answer
-    assert "under the address space limit of 300000000 bytes, need 400000000 bytes" in err
+    assert "under the address space limit of 300.0 MB, need 400.0 MB" in err
     assert err.startswith(f"k3tool {command}: memory: got ")
     assert "Traceback" not in err
     assert list(tmp_path.iterdir()) == []
@@ -216,7 +217,7 @@ def test_many_files_at_a_time_ask_for_their_memory(oracle: Callable, tmp_path: P
     with start(*arguments, preexec_fn=limited(900 * MB)) as process:
         out, err = process.communicate(timeout=60)
     assert process.returncode == 5, err
-    assert "bytes for 64 files at a time (--jobs)" in err
+    assert "B for 64 files at a time (--jobs)" in err
     assert list(tmp_path.iterdir()) == []
     resource_answer("memory limit, many jobs", "shard", Answer(5, out, err))
 
@@ -230,7 +231,7 @@ def test_ranks_that_do_not_fit(
     answer = k3tool(*arguments)
     assert answer.code == 5
     assert "for one rank's weights, activations and state" in answer.err
-    need = int(answer.err.split("need ")[1].split(" ")[0])
+    need = parse_size(answer.err.split("need ")[1].split(" for ")[0])
     assert need > sum(path.stat().st_size for path in all_files(oracle("tiny_tp8")))
     monkeypatch.setattr("k3tool.runtime.room.address_limit", lambda: need)
     assert k3tool(*arguments).code == 0  # what was asked for is enough

@@ -30,7 +30,7 @@ def test_a_side_that_fails_is_no_measurement(tmp_path: Path) -> None:
 
 
 def test_too_little_room(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="bytes free"):
+    with pytest.raises(UsageError, match="B free, need"):
         shard.bench_shard(tmp_path, 1 << 60, preset=PRESETS["tiny"])
 
 
