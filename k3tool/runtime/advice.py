@@ -25,7 +25,7 @@ from k3tool.runtime.foresee import ends, preset_bytes
 from k3tool.runtime.machine import INTERPRETER, sentence
 from k3tool.runtime.options import RunOptions
 from k3tool.runtime.text_checks import tokenizer_check
-from k3tool.tables import bytes_text, count_text
+from k3tool.tables import bytes_text, count_text, have_text, need_text, size_option
 from k3tool.verdict import Check, failed, not_run, passed
 
 _IDS = "--ids 1,2,3 --gen 16"
@@ -158,15 +158,18 @@ def model_checks(model: Model, advice: Advice) -> list[Check]:
     checks = [passed("model", f"{what}, --tp {degrees}; shown for --tp {model.tp}")]
     room = bytes_text(advice.room_bytes)
     if not advice.fits:
-        return [*checks, failed("fits", f"got {room}, need at least {_least(advice)}")]
+        return [
+            *checks,
+            failed("fits", f"got {have_text(advice.room_bytes)}, need at least {_least(advice)}"),
+        ]
     how = f"--preset {advice.preset}" if advice.preset else "as a whole, no budget needed"
-    span = f"from {bytes_text(advice.least_bytes)}, all of it in {bytes_text(advice.all_bytes)}"
+    span = f"from {need_text(advice.least_bytes)}, all of it in {need_text(advice.all_bytes)}"
     checks.append(passed("fits", f"{how}: {room} here; {span}"))
     return checks + [_preset_check(name, PRESETS[name], advice) for name in PRESETS]
 
 
 def _least(advice: Advice) -> str:
-    return f"{bytes_text(advice.least_bytes)} for this model, whatever is read as it goes"
+    return f"{need_text(advice.least_bytes)} for this model, whatever is read as it goes"
 
 
 def _preset_check(name: str, n: int, advice: Advice) -> Check:
@@ -197,8 +200,8 @@ def next_command(
     source = shlex.quote(str(model.source))
     degree = "" if COPY in names else model.degree_option  # at TP 1 nothing is copied
     if not advice.fits:  # what another machine would need, at the least budget there is
-        rates = "--storage-rate 10 --memory-rate 100"
-        return f"k3tool run {source}{degree} --memory {advice.least_bytes} --plan-only {rates}"
+        rates, least = "--storage-rate 10 --memory-rate 100", size_option(advice.least_bytes)
+        return f"k3tool run {source}{degree} --memory {least} --plan-only {rates}"
     if not model.has_weights:
         given = (("--storage-rate", storage), ("--memory-rate", memory))
         rates = "".join(f" {name} {rate / 1e9:.3g}" for name, rate in given if rate)

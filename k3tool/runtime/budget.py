@@ -1,4 +1,4 @@
-"""What a memory budget is spent on: the one home of its arithmetic, and what a run under it costs.
+"""What a memory budget is spent on: the one home of its arithmetic, and the least there can be.
 
 Memory goes to what must be there (state, activations, norms, a ring that one packet's weights fit
 in, slots for the experts of one step), then to the trunk, which every token reads whole, and only
@@ -10,9 +10,8 @@ Units: bytes of one rank unless a name says otherwise.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import NamedTuple
 
-from k3tool.bench.traffic import traffic_bytes
 from k3tool.compiler.experts import slot_bytes
 from k3tool.compiler.plan import EXPERT_ROLES, Plan, Tensor
 from k3tool.compiler.residency import Residency, streamable, with_residency
@@ -21,10 +20,10 @@ from k3tool.errors import TargetError
 from k3tool.isa.access import paged_bytes
 from k3tool.isa.columns import spec_of
 from k3tool.isa.queues import scratch_floats
-from k3tool.isa.table import Op
 from k3tool.model.config import K3Config
 from k3tool.model.config_fields import MXFP4_GROUP
 from k3tool.runtime.homes import pinned_bytes
+from k3tool.tables import have_text, need_text, size_option
 
 # A rank's text, libraries, stacks and counters (measured, 2026-11, tiny and mid models).
 RANK_BYTES = 12_000_000
@@ -39,6 +38,7 @@ STREAMED_BYTES = 65536  # a smaller weight stays: a read of its own would cost m
 LOAD_QUEUES, FETCH_QUEUES = 4, 4  # a device of 2026 reaches its rate with four reads under way
 SCRATCHES = 8  # one a thread that computes: those that read touch little of theirs
 ENTRY_BYTES = 64  # of an image: a slice in a queue, with its waits and signals
+_LONG_CTX = 4096  # of which the caches are much of what a small budget is for
 HUGE_PAGE = 2 << 20  # the ring, what is pinned and the slots are each rounded up to it
 # The budgets of the system we start from, of all ranks together; auto is what limits leave.
 PRESETS: dict[str, int] = {
@@ -48,6 +48,21 @@ PRESETS: dict[str, int] = {
     "server": 128_000_000_000,
     "max": 224_000_000_000,
 }
+
+
+class Floor(NamedTuple):
+    """What no budget can be below whatever the plan is: of all ranks and the driver while they run,
+    and before, in a step of its own.
+    """
+
+    running_bytes: int = 0
+    before_bytes: int = 0
+    before: str = ""
+
+    @property
+    def n_bytes(self) -> int:
+        """Return the larger one."""
+        return max(self.running_bytes, self.before_bytes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,25 +96,26 @@ class _Needs:
 
     def least(self, chunk: int) -> int:
         """Return the least memory of one rank."""
-        slots = _huge(self.slots(chunk) * self.slot)
-        return self.fixed + _huge(self.small) + _huge(self.ring) + slots
+        slots = huge(self.slots(chunk) * self.slot)
+        return self.fixed + huge(self.small) + huge(self.ring) + slots
 
 
 def fit(
     compile_chunk: Callable[[int], Plan], chunk: int, memory_bytes: int, reserved_bytes: int = 0,
-    floor: int = 0,
+    floor: Floor | None = None,
 ) -> Plan:  # fmt: skip
     """Return a plan for one memory budget, in bytes of all ranks and the driver.
 
     `compile_chunk` compiles for a number of prompt tokens in a step; at most `chunk` are used,
     fewer where their experts would not fit, which changes no bit of the result. `reserved_bytes` of
-    the budget are for something else: the logits that a run keeps. `floor` bytes are needed
-    whatever the plan is: below them the smallest step is compiled alone, to say the minimum, for a
-    refusal should not wait for two compilations.
-    Raises: TargetError saying the minimum.
+    the budget are for something else: the logits that a run keeps. `floor` is needed whatever the
+    plan is: below it the smallest step is compiled alone, to say the minimum, for a refusal should
+    not wait for two compilations.
+    Raises: TargetError saying the minimum, and which step sets it.
     """
     memory = memory_bytes - reserved_bytes
-    chunk = 1 if memory < floor else chunk
+    floor = floor or Floor()
+    chunk = 1 if memory < floor.n_bytes else chunk
     needs = _needs(compile_chunk(chunk))
     chosen = _chunk(needs, chunk, needs.share(memory))
     if chosen != chunk:
@@ -107,14 +123,27 @@ def fit(
     while needs.least(chosen) > needs.share(memory) and chosen > 1:
         chosen //= 2  # other steps, other fusing, other buffers
         needs = _needs(compile_chunk(chosen))
-    need = max(floor, needs.budget(needs.least(chosen)) + reserved_bytes)
-    if memory_bytes < need:
-        raise TargetError(
-            "--memory", got=f"{memory_bytes} bytes", need=f"at least {need} bytes for this model",
-            hint="a smaller --ctx needs less" if needs.plan.params["ctx"] > 4096
-            else "k3tool doctor SOURCE says which preset fits here",
-        )  # fmt: skip
+    running = needs.budget(needs.least(chosen)) + reserved_bytes
+    if memory_bytes < max(floor.n_bytes, running):
+        raise _below(memory_bytes, running, floor, int(needs.plan.params["ctx"]))
     return with_residency(needs.plan, _spend(needs, chosen, needs.share(memory)))
+
+
+def _below(memory_bytes: int, running: int, floor: Floor, ctx: int) -> TargetError:
+    """Return the refusal of a budget below what one of a run's two steps takes."""
+    need = need_text(max(floor.before_bytes, running))
+    is_running = floor.before_bytes <= running
+    steps = "running takes that"
+    if not is_running:
+        steps = f"{floor.before} takes that, running {need_text(running)}"
+    more = "k3tool doctor SOURCE says which preset fits here"
+    if is_running and ctx > _LONG_CTX:
+        more = "a smaller --ctx needs less"
+    return TargetError(
+        "--memory", got=have_text(memory_bytes),
+        need=f"at least {need} for this model: {steps}",
+        hint=f"--memory {size_option(max(floor.before_bytes, running))} is enough; {more}",
+    )  # fmt: skip
 
 
 def floor_bytes(config: K3Config, tp: int) -> int:
@@ -128,14 +157,15 @@ def floor_bytes(config: K3Config, tp: int) -> int:
     return DRIVER_BYTES + tp * (RANK_BYTES + config.num_experts_per_token * expert + head)
 
 
-def run_floor_bytes(config: K3Config, tp: int, *, is_copied: bool) -> int:
+def run_floor(config: K3Config, tp: int, *, is_copied: bool) -> Floor:
     """Return what no budget of a run can be below, which compiles its program in its own process.
 
     `is_copied`: it also writes the ranks' weights. The cache may have both, but a budget is kept
     with an empty one as well.
     """
     before_ranks = compile_bytes(config) + (COPY_BYTES if is_copied else 0)
-    return max(floor_bytes(config, tp), before_ranks)
+    steps = "compiling and copying the weights" if is_copied else "compiling"
+    return Floor(floor_bytes(config, tp), before_ranks, steps)
 
 
 def compile_bytes(config: K3Config) -> int:
@@ -147,10 +177,16 @@ def compile_bytes(config: K3Config) -> int:
 
 def budget_ends(compile_chunk: Callable[[int], Plan], chunk: int) -> tuple[int, int]:
     """Return the least budget, and the least of which every weight stays in memory."""
-    least, full = _needs(compile_chunk(1)), _needs(compile_chunk(chunk))
-    experts = _huge(full.n_all * full.slot) + HUGE_PAGE
-    all_weights = full.fixed + _huge(full.small) + _kept_room(full) + experts
-    return least.budget(least.least(1)), full.budget(all_weights)
+    full = _needs(compile_chunk(chunk))
+    experts = huge(full.n_all * full.slot) + HUGE_PAGE
+    all_weights = full.fixed + huge(full.small) + _kept_room(full) + experts
+    return least_running(compile_chunk), full.budget(all_weights)
+
+
+def least_running(compile_chunk: Callable[[int], Plan]) -> int:
+    """Return the least budget in which ranks run, however much compiling takes before."""
+    needs = _needs(compile_chunk(1))
+    return needs.budget(needs.least(1))
 
 
 def _kept_room(needs: _Needs) -> int:
@@ -163,7 +199,7 @@ def _chunk(needs: _Needs, most: int, per_rank: int) -> int:
     """Return the prompt tokens of a step: halved while experts take over half of what is left."""
     chunk = most
     while chunk > 1:
-        left = per_rank - needs.least(chunk) + _huge(needs.slots(chunk) * needs.slot)
+        left = per_rank - needs.least(chunk) + huge(needs.slots(chunk) * needs.slot)
         if 2 * needs.slots(chunk) * needs.slot <= left:
             return chunk
         chunk //= 2
@@ -174,7 +210,7 @@ def _spend(needs: _Needs, chunk: int, per_rank: int) -> Residency:
     """Decide what stays, how long the ring is and how many experts are kept."""
     sizes = {name: paged_bytes(_tensor(needs, name).n_bytes) for name in needs.candidates}
     slots = needs.slots(chunk)
-    room = per_rank - needs.fixed - _huge(slots * needs.slot) - 2 * HUGE_PAGE - _huge(needs.small)
+    room = per_rank - needs.fixed - huge(slots * needs.slot) - 2 * HUGE_PAGE - huge(needs.small)
     if sum(sizes.values()) <= room:
         extra = (room - sum(sizes.values())) // needs.slot if needs.slot else 0
         return _residency(needs, (), 0, min(needs.n_all, slots + extra))
@@ -233,7 +269,7 @@ def _needs(plan: Plan) -> _Needs:
     brought = LOAD_QUEUES * len(names) + FETCH_QUEUES * (len(experts) // 3)
     return _Needs(
         plan=plan,
-        fixed=_fixed(plan) + ENTRY_BYTES * len(plan.phases) * brought,
+        fixed=fixed_bytes(plan) + ENTRY_BYTES * len(plan.phases) * brought,
         small=small,
         candidates=names,
         ring=least_ring(plan, names),
@@ -244,7 +280,7 @@ def _needs(plan: Plan) -> _Needs:
     )
 
 
-def _fixed(plan: Plan) -> int:
+def fixed_bytes(plan: Plan) -> int:
     """Return what a rank needs besides weights: buffers, state, scratch, its image."""
     arena = max(phase.arena_bytes for phase in plan.phases.values())
     peer = max(phase.peer_bytes for phase in plan.phases.values())
@@ -266,83 +302,6 @@ def _tensor(needs: _Needs, name: str) -> Tensor:
     return needs.plan.tensors[needs.plan.handles[name]]
 
 
-def _huge(n_bytes: int) -> int:
+def huge(n_bytes: int) -> int:
+    """Return what so many bytes take in huge pages."""
     return -(-n_bytes // HUGE_PAGE) * HUGE_PAGE
-
-
-# -- what it costs -----------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class Prediction:
-    """What a program under a budget holds and moves. Bytes of one rank, tokens in decode.
-
-    `storage_bytes_per_token` counts every expert as missing unless all are kept: what a cache of
-    some of them saves depends on the text.
-    """
-
-    ranks: int
-    chunk: int
-    pinned_bytes: int
-    pinned_tensors: int
-    streamed_bytes: int
-    streamed_tensors: int
-    ring_bytes: int
-    ring_turns: float  # how often the ring is filled for a token
-    expert_slots: int
-    experts: int
-    cache_bytes: int
-    other_bytes: int  # state, activations, the process
-    peak_bytes: int  # of all ranks and the driver
-    storage_bytes_per_token: int
-    memory_bytes_per_token: int
-
-    def seconds(self, storage: float, memory: float) -> tuple[float, float]:
-        """Return (overlapped, one after the other) seconds of a token at bytes a second of both.
-
-        Ranks of one machine share its storage and its memory.
-        """
-        read = self.ranks * self.storage_bytes_per_token / storage
-        moved = self.ranks * self.memory_bytes_per_token / memory
-        return max(read, moved), read + moved
-
-
-def predict(plan: Plan) -> Prediction:
-    """Return what a plan made by `fit` holds and moves."""
-    residency: dict[str, Any] = dict(plan.params["residency"])
-    tables = row_tables(plan)
-    ring = [t for t in plan.tensors if t.role == "ring"]
-    pinned = [t for h, t in enumerate(plan.tensors) if t.role == "weight" and h not in tables]
-    experts = [t for t in plan.tensors if t.role in EXPERT_ROLES]
-    n_all = sum(t.local[0] for t in experts) // 3
-    decode = plan.phases["decode"]
-    storage = memory = 0
-    for row in decode.packets:
-        spec = spec_of(int(row["op"]))
-        assert spec is not None
-        if spec.op is Op.LOAD:
-            storage += plan.tensors[int(row["handles"][0])].n_bytes
-        elif spec.op is Op.EXPERT_FETCH and residency["slots"] < n_all:
-            storage += int(row["params"][0]) * slot_bytes(experts)
-        memory += traffic_bytes(row, plan.tensors, decode.max_tokens, plan.tp)
-    cache = residency["slots"] * residency["slot_bytes"]
-    kept = pinned_bytes(plan.tensors, tables)
-    other = _fixed(plan)
-    each = other + _huge(kept) + _huge(residency["ring_bytes"]) + _huge(cache)
-    return Prediction(
-        ranks=plan.tp,
-        chunk=int(plan.params["chunk"]),
-        pinned_bytes=kept,
-        pinned_tensors=len(pinned),
-        streamed_bytes=sum(t.n_bytes for t in ring),
-        streamed_tensors=len(ring),
-        ring_bytes=residency["ring_bytes"],
-        ring_turns=sum(t.n_bytes for t in ring) / max(1, residency["ring_bytes"]),
-        expert_slots=residency["slots"],
-        experts=n_all,
-        cache_bytes=cache,
-        other_bytes=other,
-        peak_bytes=plan.tp * each + driver_bytes(plan),
-        storage_bytes_per_token=storage,
-        memory_bytes_per_token=memory,
-    )

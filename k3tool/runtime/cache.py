@@ -37,7 +37,7 @@ from k3tool.isa.table import isa_hash
 from k3tool.model.config import K3Config
 from k3tool.model.sizes import rank_bytes
 from k3tool.progress import progress_of
-from k3tool.runtime.budget import fit, run_floor_bytes
+from k3tool.runtime.budget import fit, run_floor
 from k3tool.runtime.build import ROOT
 from k3tool.runtime.finite import state_key
 from k3tool.runtime.options import RunOptions, check_fixed, context_of, logits_bytes
@@ -300,7 +300,7 @@ def _compiled(
     if options.memory_bytes is None:
         return compile_chunk(settings["chunk"])
     is_copied = source.shards is None and source.tp > 1
-    floor = run_floor_bytes(source.config, source.tp, is_copied=is_copied)
+    floor = run_floor(source.config, source.tp, is_copied=is_copied)
     return fit(compile_chunk, settings["chunk"], options.memory_bytes, reserved, floor)
 
 

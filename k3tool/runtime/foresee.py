@@ -3,6 +3,7 @@
 It compiles and counts; it starts no rank and reads no weight but to measure the device.
 """
 
+import functools
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -22,13 +23,14 @@ from k3tool.runtime.budget import (
     FETCH_QUEUES,
     LOAD_QUEUES,
     PRESETS,
-    Prediction,
+    Floor,
     budget_ends,
     fit,
-    predict,
-    run_floor_bytes,
+    least_running,
+    run_floor,
 )
 from k3tool.runtime.devices import held_bytes, joint_rate, open_ranks, share_out
+from k3tool.runtime.prediction import Prediction, predict
 from k3tool.targets import BATCH, DEFAULT_CHUNK, DEFAULT_CONTEXT, get_target
 
 CONFIG_NAME = "config.json"
@@ -44,14 +46,24 @@ class Foreseen:
 
     Rates are bytes a second; None where there is nothing to measure and none was given. Where
     weights lie in several folders, `folders` has for each of them (path, rate, a token's bytes of
-    all ranks), and `storage_rate` is what they give together.
+    all ranks), and `storage_rate` is what they give together. The least budget is the larger of
+    what ranks need to run and what the step `before_ranks` takes.
     """
 
     memory_bytes: int
+    least_running_bytes: int
+    before_ranks_bytes: int
+    before_ranks: str
     prediction: Prediction
     storage_rate: float | None
     memory_rate: float | None
     folders: tuple[tuple[str, float, int], ...] = ()
+
+    @property
+    def least(self) -> tuple[int, str]:
+        """Return the least budget there is for this, and the step that sets it."""
+        before = self.before_ranks_bytes, self.before_ranks
+        return max(before, (self.least_running_bytes, "running"))
 
     @property
     def seconds(self) -> tuple[float, float] | None:
@@ -93,9 +105,11 @@ def foresee(
     check_rate("--memory-rate", memory_rate)
     _check_fits(source, tp, ctx)
     ranks = open_ranks((source, *beside)) if beside else []
-    compiler = _compiler(source, tp, ctx, numerics, workgroups)
+    compiler = functools.cache(_compiler(source, tp, ctx, numerics, workgroups))
     floor = _floor(source, tp)
     plan = fit(compiler, DEFAULT_CHUNK if chunk is None else chunk, memory_bytes, floor=floor)
+    least = least_running(compiler), floor.before_bytes, floor.before
+    counted = memory_bytes, *least, predict(plan)
     folders, rates = (source, *beside), [storage_rate] * (1 + len(beside))
     if measure is not None and None in (storage_rate, memory_rate):
         found = measure(folders)
@@ -104,11 +118,11 @@ def foresee(
     known = [rate for rate in rates if rate is not None]
     if len(rates) == 1 or len(known) < len(rates):
         joint = rates[0] if len(rates) == 1 else None
-        return Foreseen(memory_bytes, predict(plan), joint, memory_rate)
+        return Foreseen(*counted, joint, memory_rate)
     parts = share_out(held_bytes(plan, ranks), known)
     named = zip(map(str, folders), known, parts, strict=True)
     joint = joint_rate(parts, known)
-    return Foreseen(memory_bytes, predict(plan), joint, memory_rate, tuple(named))
+    return Foreseen(*counted, joint, memory_rate, tuple(named))
 
 
 def check_rate(option: str, rate: float | None) -> None:
@@ -135,13 +149,13 @@ def ends(source: Path, tp: int | None) -> tuple[int, int]:
     """
     floor = _floor(source, tp)
     least, full = budget_ends(_compiler(source, tp, None), DEFAULT_CHUNK)
-    return max(least, floor), max(full, floor)
+    return max(least, floor.n_bytes), max(full, floor.n_bytes)
 
 
-def _floor(source: Path, tp: int | None) -> int:
+def _floor(source: Path, tp: int | None) -> Floor:
     config, degree = model_of(source, tp)
     is_copied = degree > 1 and not os.path.exists(source / SHARDS_NAME)
-    return run_floor_bytes(config, degree, is_copied=is_copied)
+    return run_floor(config, degree, is_copied=is_copied)
 
 
 def context_bytes(source: Path, tp: int | None) -> int:

@@ -10,7 +10,7 @@ from k3tool.canonical import canonical_json
 from k3tool.errors import UsageError, excluded, incomplete
 from k3tool.progress import waiting
 from k3tool.runtime.foresee import Foreseen, foresee, measured_rates
-from k3tool.tables import bytes_text, count_text
+from k3tool.tables import bytes_text, count_text, need_text
 from stages import options as common
 from stages.engine_options import memory_of
 
@@ -48,10 +48,18 @@ def plan_only(given: Mapping[str, Any], rates: Sequence[float | None], as_json: 
             measure=measured_rates, beside=folders[1:],
         )  # fmt: skip
     if as_json:
-        click.echo(canonical_json(asdict(foreseen) | {"seconds": foreseen.seconds}))
+        click.echo(canonical_json(foreseen_as_dict(foreseen)))
         return
     for line in foreseen_lines(foreseen):
         click.echo(line)
+
+
+def _minimum(found: Foreseen) -> str:
+    """Return the least budget, the step that sets it and what the other one takes."""
+    running, before = need_text(found.least_running_bytes), need_text(found.before_ranks_bytes)
+    if found.least[1] == "running":
+        return f"{running}, for running; {found.before_ranks} takes {before}"
+    return f"{before}, for {found.before_ranks}; running takes {running}"
 
 
 RATES = ("storage_rate", "memory_rate")
@@ -77,28 +85,41 @@ def _from_gb(rate: float | None) -> float | None:
     return None if rate is None else rate * 1e9
 
 
+def foreseen_as_dict(found: Foreseen) -> dict[str, Any]:
+    """Return a budget's split as plain values for `--json`."""
+    least_bytes, step = found.least
+    return asdict(found) | {
+        "least_bytes": least_bytes, "least_set_by": step, "seconds": found.seconds,
+    }  # fmt: skip
+
+
 def foreseen_lines(found: Foreseen) -> Iterator[str]:
     """Yield a budget's split as a person reads it; of several ranks, bytes of each say so."""
     p = found.prediction
     of_one = " a rank" if p.ranks > 1 else ""
     ranks = f"{count_text(p.ranks, 'rank')} and the driver"
     yield f"budget            {bytes_text(found.memory_bytes)} for {ranks}"
-    yield f"predicted peak    {bytes_text(p.peak_bytes)} of all of them"
+    yield f"minimum           {_minimum(found)}"
+    times = "" if p.ranks == 1 else f"{p.ranks} times "
+    parts = f"{times}the next lines, and the driver"
+    yield f"predicted peak    {bytes_text(p.peak_bytes)} while it runs: {parts}"
     yield (
-        f"pinned            {bytes_text(p.pinned_bytes)}{of_one} in "
-        f"{count_text(p.pinned_tensors, 'tensor')}, read once"
+        f"pinned            {bytes_text(p.pinned_room_bytes)}{of_one} for "
+        f"{bytes_text(p.pinned_bytes)} in {count_text(p.pinned_tensors, 'tensor')}, read once"
     )
     if p.streamed_tensors:
         yield (
-            f"streamed          {bytes_text(p.streamed_bytes)}{of_one} in "
-            f"{count_text(p.streamed_tensors, 'tensor')} a token, through a ring of "
-            f"{bytes_text(p.ring_bytes)}: {100 / p.ring_turns:.0f} % of it read ahead"
+            f"ring              {bytes_text(p.ring_room_bytes)}{of_one}, through which a token "
+            f"streams {bytes_text(p.streamed_bytes)} in "
+            f"{count_text(p.streamed_tensors, 'tensor')}: {100 / p.ring_turns:.0f} % of it read "
+            "ahead"
         )
     yield (
-        f"expert slots      {p.expert_slots} of {p.experts}, {bytes_text(p.cache_bytes)}{of_one}; "
-        f"prompt in steps of {count_text(p.chunk, 'token')}"
+        f"expert slots      {bytes_text(p.cache_room_bytes)}{of_one} for {p.expert_slots} of "
+        f"{p.experts}; prompt in steps of {count_text(p.chunk, 'token')}"
     )
     yield f"everything else   {bytes_text(p.other_bytes)}{of_one}: state, activations, the process"
+    yield f"the driver        {bytes_text(p.driver_bytes)}: Python, NumPy, the tensors' names"
     yield (
         f"bytes a token     storage {bytes_text(p.storage_bytes_per_token)}{of_one} at most, "
         f"memory {bytes_text(p.memory_bytes_per_token)}{of_one} (full context)"

@@ -26,14 +26,18 @@ from k3tool.model.config import K3Config
 from k3tool.runtime.budget import (
     COPY_BYTES,
     DRIVER_BYTES,
+    Floor,
     budget_ends,
     compile_bytes,
     fit,
     floor_bytes,
-    predict,
+    least_running,
+    run_floor,
 )
-from k3tool.runtime.options import RunOptions
+from k3tool.runtime.options import RunOptions, parse_size
+from k3tool.runtime.prediction import predict
 from k3tool.runtime.run import Event, RunResult, run_model
+from k3tool.tables import need_text
 from tests.runtime.bits import bits
 from tests.runtime.controls import controls_of
 
@@ -97,9 +101,14 @@ def test_bits_do_not_depend_on_the_prompts_steps(tiny: Path, tmp_path: Path, chu
 
 
 def least(source: Path, cache: Path, tp: int) -> int:
-    with pytest.raises(TargetError, match="--memory: got 1000000 bytes, need at least") as refused:
+    with pytest.raises(TargetError, match=r"--memory: got 1\.000 MB, need at least") as refused:
         run_model(options(source, cache, tp=tp, memory_bytes=MEGABYTES))
-    return int(str(refused.value.need).split()[2])
+    said = str(refused.value.hint).split()[:4]
+    assert said[0::2] == ["--memory", "is"]
+    assert said[1] == "".join(str(refused.value.need).split()[2:4]), (
+        "one number, given back as it is"
+    )
+    return parse_size(said[1])
 
 
 @pytest.mark.parametrize("tp", [1, 2])
@@ -109,8 +118,11 @@ def test_a_budget_from_the_least_on_runs_and_below_is_refused(
     """Plans of before, which may have less than what compiling takes; then what a run compiles."""
     resident = bits(run_model(options(tiny, tmp_path, tp=tp)))
     enough = least(tiny, tmp_path, tp)
-    with pytest.raises(TargetError, match=f"need at least {enough} bytes"):
-        run_model(options(tiny, tmp_path, tp=tp, memory_bytes=enough - 1))
+    with Checkpoint.open(tiny) as checkpoint:
+        floor = run_floor(checkpoint.config, tp, is_copied=tp > 1)
+    assert enough - 10**5 < floor.n_bytes <= enough, "said in four digits, never too small"
+    with pytest.raises(TargetError, match=f"need at least {need_text(enough)} for this model"):
+        run_model(options(tiny, tmp_path, tp=tp, memory_bytes=floor.n_bytes - 1))
     with Checkpoint.open(tiny) as checkpoint:
         config, own = checkpoint.config, [checkpoint.as_input()]
 
@@ -161,7 +173,8 @@ def test_the_least_budget_holds_what_compiles_too(tiny: Path, tmp_path: Path, tp
     most = next(int(line.split()[1]) for line in own.splitlines() if line.startswith("VmHWM"))
     assert most * 1024 <= enough
     before_ranks = compile_bytes(K3Config.load(tiny / "config.json"))
-    assert enough == before_ranks + (COPY_BYTES if tp > 1 else 0)
+    need = before_ranks + (COPY_BYTES if tp > 1 else 0)
+    assert need <= enough <= 1.001 * need
 
 
 @pytest.mark.parametrize("tp", [1, 2])
@@ -177,7 +190,31 @@ def test_what_is_predicted_is_within_the_budget(tiny: Path, tp: int) -> None:
 
     least, full = budget_ends(compile_chunk, 4)
     for memory in (least, (least + full) // 2, full):
-        assert 0.8 * memory < predict(fit(compile_chunk, 4, memory)).peak_bytes <= memory
+        found = predict(fit(compile_chunk, 4, memory))
+        assert 0.8 * memory < found.peak_bytes <= memory
+        rooms = found.pinned_room_bytes + found.ring_room_bytes + found.cache_room_bytes
+        assert found.peak_bytes == found.driver_bytes + tp * (rooms + found.other_bytes)
+        assert (found.ring_room_bytes > 0) == (found.streamed_tensors > 0)
+
+
+def test_the_minimum_names_the_step_that_sets_it(tiny: Path) -> None:
+    """Compiling where it takes more than running, with both said; else running, alone."""
+    with Checkpoint.open(tiny) as checkpoint:
+        config = checkpoint.config
+
+    def compile_chunk(chunk: int) -> Plan:
+        return compile_plan(config, tp=1, target="cpu", workgroups=8, chunk=chunk, batch=1, ctx=256)
+
+    running = least_running(compile_chunk)
+    for before, need in (
+        (running + 1, f"{need_text(running + 1)} for this model: baking takes that, running "
+                      f"{need_text(running)}"),
+        (running, f"{need_text(running)} for this model: running takes that"),
+    ):  # fmt: skip
+        with pytest.raises(TargetError) as refused:
+            fit(compile_chunk, 4, running - 1, floor=Floor(0, before, "baking"))
+        assert refused.value.need == f"at least {need}"
+        fit(compile_chunk, 4, before, floor=Floor(0, before, "baking"))
 
 
 def test_a_budget_below_the_floor_is_refused_after_one_compilation(tiny: Path) -> None:
@@ -191,7 +228,7 @@ def test_a_budget_below_the_floor_is_refused_after_one_compilation(tiny: Path) -
 
     said = []
     floor = floor_bytes(config, 1)
-    for given in (floor, 0):
+    for given in (Floor(floor), None):
         with pytest.raises(TargetError) as refused:
             fit(compile_chunk, 16, MEGABYTES, floor=given)
         said.append(refused.value.text())

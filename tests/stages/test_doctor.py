@@ -17,6 +17,7 @@ from k3tool.errors import TargetError
 from k3tool.model.config import K3Config
 from k3tool.runtime import advice, budget, machine, machine_devices, machine_rates
 from k3tool.runtime.budget import PRESETS
+from k3tool.runtime.options import parse_size
 from k3tool.text.byte_pairs import library_json
 from tests.unit.text.vocabulary import grown
 
@@ -121,7 +122,7 @@ def test_too_little_memory_for_a_model_is_five_and_says_how_much(
     assert "budget" in do_next(k3tool, done.out).out  # the least there is: a byte less is refused
     _, _, words = done.out.splitlines()[-1].partition("--memory ")
     arguments = shlex.split(done.out.splitlines()[-1])[2:]
-    arguments[arguments.index("--memory") + 1] = str(int(words.split()[0]) - 1_000_000)
+    arguments[arguments.index("--memory") + 1] = str(parse_size(words.split()[0]) - 1_000_000)
     assert k3tool(*arguments).code == 5
 
 

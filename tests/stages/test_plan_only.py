@@ -1,6 +1,7 @@
 """run --plan-only: rates that no device has and options that it would drop are refused."""
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,8 @@ from k3tool.compiler.compile import compile_plan
 from k3tool.errors import UsageError
 from k3tool.runtime import foresee
 from k3tool.runtime.foresee import check_rate
+from k3tool.runtime.options import parse_size
+from k3tool.tables import need_text
 from k3tool.targets import get_target
 
 Run = Callable[..., Any]
@@ -37,6 +40,39 @@ def test_what_is_of_one_rank_says_so(k3tool: Run, oracle: Run, tp: int) -> None:
     named = [line.split("  ")[0] for line in lines if "a rank" in line]
     of_each = ["pinned", "expert slots", "everything else", "bytes a token"]
     assert named == (of_each if tp > 1 else [])
+
+
+@pytest.mark.parametrize("tp", [1, 2])
+def test_the_parts_add_up_and_the_least_is_said_with_its_step(
+    k3tool: Run, oracle: Run, tp: int
+) -> None:
+    """What is printed is four digits of each, so the sum is right to a half of the last of all."""
+    asked = ("run", oracle("tiny_tp8"), *BUDGET, *RATES, "--tp", tp)
+    lines = dict(re.split(r"  +", line, maxsplit=1) for line in k3tool(*asked).out.splitlines())
+    sizes = {name: _first_size(text) for name, text in lines.items() if _SIZE.match(text)}
+    each = sizes["pinned"] + sizes["expert slots"] + sizes["everything else"] + sizes.get("ring", 0)
+    assert tp * each + sizes["the driver"] == pytest.approx(sizes["predicted peak"], abs=3e5)
+    found = json.loads(k3tool(*asked, "--json").out)
+    step = "compiling" if tp == 1 else "compiling and copying the weights"
+    assert found["least_set_by"] == found["before_ranks"] == step
+    assert found["least_bytes"] == found["before_ranks_bytes"] > found["least_running_bytes"]
+    running = need_text(found["least_running_bytes"])
+    words = f"{need_text(found['least_bytes'])}, for {step}; running takes {running}"
+    assert lines["minimum"] == words
+    refused = k3tool(*asked[:2], "--memory", "1MB", "--plan-only", *RATES, "--tp", tp)
+    assert (refused.code, refused.out) == (5, "")
+    assert f": {step} takes that, running {running}\n" in refused.err
+    size = refused.err.split("hint: --memory ")[1].split()[0]
+    assert k3tool(*asked[:2], "--memory", size, "--plan-only", *RATES, "--tp", tp).code == 0
+
+
+_SIZE = re.compile(r"([\d.]+ [KMG]?B)\b")
+
+
+def _first_size(text: str) -> int:
+    found = _SIZE.match(text)
+    assert found is not None
+    return parse_size(found[1])
 
 
 @pytest.mark.parametrize("option", ["--storage-rate", "--memory-rate"])
