@@ -17,6 +17,7 @@ from k3tool.tables import bytes_text
 Progress = Callable[[int, int], None]  # (bytes done so far, bytes to do)
 EVERY_SECONDS = 10.0  # between lines, and before the first: a short step says nothing
 RATE_SECONDS = 0.25  # between two rates on a terminal
+FIRST_SECONDS = 3.0  # before the first line on a terminal, of a step that has no bar
 BAR_SECONDS = 0.5  # before a bar: one of a shorter step only flickers
 _IS_SILENT = ContextVar("_IS_SILENT", default=False)
 
@@ -37,42 +38,96 @@ def progress_of(what: str) -> Iterator[Progress]:
     if _IS_SILENT.get():
         yield lambda done, total: None
         return
-    if not sys.stderr.isatty():
-        yield Lines(what, time.monotonic, lambda line: print(line, file=sys.stderr, flush=True))
-        return
-    from tqdm import tqdm
+    with _speaking_for_itself():
+        if not sys.stderr.isatty():
+            yield Lines(what, time.monotonic, lambda line: print(line, file=sys.stderr, flush=True))
+            return
+        from tqdm import tqdm
 
-    with tqdm(
-        unit="B", unit_scale=True, file=sys.stderr, desc=what, leave=False, delay=BAR_SECONDS
-    ) as bar:
+        with tqdm(
+            unit="B", unit_scale=True, file=sys.stderr, desc=what, leave=False, delay=BAR_SECONDS
+        ) as bar:
 
-        def update(done: int, total: int) -> None:
-            bar.total = total
-            bar.update(done - bar.n)
+            def update(done: int, total: int) -> None:
+                bar.total = total
+                bar.update(done - bar.n)
 
-        yield update
+            yield update
 
 
 @contextmanager
 def waiting(what: str) -> Iterator[None]:
-    """Say now and then how long a step goes on that cannot tell how far it is."""
+    """Say now and then how long a step goes on that cannot tell how far it is.
+
+    `at_step` inside names the steps it is made of. A step inside that says itself how far it is, or
+    how long it goes on, is left to do so.
+    """
     if _IS_SILENT.get():
         yield
         return
-    start, ended = time.monotonic(), threading.Event()
+    with _speaking_for_itself():
+        waiter = _Waiter(what)
+        token = _WAITER.set(waiter)
+        waiter.start()
+        try:
+            yield
+        finally:
+            _WAITER.reset(token)
+            waiter.stop()
 
-    def tell() -> None:
-        while not ended.wait(EVERY_SECONDS):
-            said = f"{what}: {duration_text(time.monotonic() - start)} so far"
-            print(said, file=sys.stderr, flush=True)
 
-    teller = threading.Thread(target=tell, daemon=True)
-    teller.start()
+def at_step(what: str) -> None:
+    """Name the step that the `waiting` around this has come to; without one nobody waits."""
+    waiter = _WAITER.get()
+    if waiter is not None:
+        waiter.name_step(what)
+
+
+@contextmanager
+def _speaking_for_itself() -> Iterator[None]:
+    """Keep the `waiting` around this from saying anything meanwhile."""
+    waiter = _WAITER.get()
+    if waiter is None:
+        yield
+        return
+    waiter.n_inside += 1
     try:
         yield
     finally:
-        ended.set()
-        teller.join()
+        waiter.n_inside -= 1
+
+
+class _Waiter(threading.Thread):
+    """Says which step it is at, and for how long."""
+
+    def __init__(self, what: str) -> None:
+        """Begin the first step."""
+        super().__init__(daemon=True)
+        self.n_inside = 0  # steps that speak for themselves
+        self._ended = threading.Event()
+        self.name_step(what)
+
+    def name_step(self, what: str) -> None:
+        """Begin another step."""
+        self._step = what, time.monotonic()
+
+    def run(self) -> None:
+        """Say a line now and then."""
+        pause = min(FIRST_SECONDS, EVERY_SECONDS) if sys.stderr.isatty() else EVERY_SECONDS
+        while not self._ended.wait(pause):
+            pause = EVERY_SECONDS
+            what, start = self._step
+            if not self.n_inside:
+                said = f"{what}: {duration_text(time.monotonic() - start)} so far"
+                print(said, file=sys.stderr, flush=True)
+
+    def stop(self) -> None:
+        """End it."""
+        self._ended.set()
+        self.join()
+
+
+_WAITER: ContextVar[_Waiter | None] = ContextVar("_WAITER", default=None)
 
 
 class Lines:

@@ -10,6 +10,7 @@ from k3tool.canonical import canonical_json
 from k3tool.compiler.plan import load_plan
 from k3tool.compiler.proved import save_proved_isa
 from k3tool.isa.emit import emit
+from k3tool.progress import waiting
 from stages import options as common
 
 
@@ -45,6 +46,7 @@ class Result:
     phases: dict[str, PhaseCounts]
 
 
+@waiting("emitting")
 def run(options: Options) -> Result:
     """Emit, write and check isa.h5; one that does not prove itself on its bytes is not left.
 

@@ -24,7 +24,7 @@ from k3tool.checkpoint.tensor_report import tensor_lines, tensor_value
 from k3tool.errors import ArtifactError, UnsoundError, UsageError, incomplete
 from k3tool.model.config import K3Config
 from k3tool.model.graph import weight_leaves
-from k3tool.progress import progress_of
+from k3tool.progress import progress_of, waiting
 from k3tool.tables import bytes_text
 from stages import options
 
@@ -66,6 +66,7 @@ class Result:
         return UnsoundError.exit_code if self.values and self.values.findings else 0
 
 
+@waiting("reading headers")
 def run(opts: Options) -> Result:
     """Inspect a checkpoint or rank folder.
 

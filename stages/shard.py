@@ -14,7 +14,7 @@ from k3tool.checkpoint.shard_dry_run import ShardsForeseen, foresee_shards
 from k3tool.checkpoint.shard_mpi import shard_mpi
 from k3tool.checkpoint.shard_writer import ShardsInfo, shard_checkpoint
 from k3tool.errors import UnsoundError, UsageError, listed
-from k3tool.progress import Progress, progress_of
+from k3tool.progress import Progress, progress_of, waiting
 from k3tool.tables import bytes_text, have_text, need_text
 from stages import options
 
@@ -150,6 +150,7 @@ def foreseen_as_dict(found: ShardsForeseen) -> dict[str, Any]:
     }  # fmt: skip
 
 
+@waiting("planning")
 def _dry_run(opts: Options, as_json: bool, verbose: bool) -> None:
     found = foresee_shards(
         opts.checkpoint, opts.tp, opts.output, ranks=opts.ranks, force=opts.force,

@@ -4,12 +4,11 @@ The rate that a run's storage share is compared with has the same block size and
 readers; it decides neither.
 """
 
-import os
 import subprocess
-from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from k3tool.checkpoint.stand_in import has_hole
 from k3tool.errors import K3Error, UsageError
 from k3tool.isa.table import LOAD_BLOCK_BYTES, MOST_IO_QUEUES
 from k3tool.runtime.interpreter import load
@@ -55,24 +54,6 @@ def largest_file(path: Path) -> Path:
     if not found:
         raise UsageError(str(path), got="no weight file", need="a file, or a folder of them")
     return found[0]
-
-
-def has_hole(path: Path) -> bool:
-    """Return whether a part of a file was never written: it is read without asking a device."""
-    with path.open("rb") as file:
-        return os.lseek(file.fileno(), 0, os.SEEK_HOLE) < os.fstat(file.fileno()).st_size
-
-
-def is_stand_in(files: Sequence[Path]) -> bool:
-    """Return whether files hold less than half of their bytes: the rest is holes, not data.
-
-    Not by blocks alone, which some file systems do not count: the largest has to have a hole.
-    """
-    stats = {file: file.stat() for file in files}
-    n_held = sum(512 * stat.st_blocks for stat in stats.values())
-    if not files or 2 * n_held >= sum(stat.st_size for stat in stats.values()):
-        return False
-    return has_hole(max(files, key=lambda file: stats[file].st_size))
 
 
 def storage_rate(folder: Path, depth: int, n_bytes: int = 256 << 20) -> float | None:

@@ -38,7 +38,7 @@ from k3tool.checkpoint.unfinished import work_path
 from k3tool.errors import ArtifactError, K3Error, UsageError
 from k3tool.memory import THREAD_BYTES, require_room
 from k3tool.model.config import TP_HINT
-from k3tool.progress import Progress
+from k3tool.progress import Progress, waiting
 from k3tool.targets import MOST_RANKS
 
 Say = Callable[[str], None]
@@ -92,9 +92,12 @@ def shard_checkpoint(
     """
     chosen = chosen_ranks(tp, ranks)
     sources = Sources(ckpt_path)
-    with Checkpoint.open(ckpt_path) as checkpoint:
+    with waiting("reading headers"):
+        opened = Checkpoint.open(ckpt_path)
+    with opened as checkpoint:
         job = ShardJob(checkpoint, sources, tp, Path(out), chosen, force, say=say)
-        job.make_plan(keep_vision, max_file_bytes)
+        with waiting("planning"):
+            job.make_plan(keep_vision, max_file_bytes)
         with job.working():
             job.prepare()
             job.check_space(job.need_bytes())

@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from k3tool.bench.io import is_stand_in
 from k3tool.checkpoint.shard_space import require_least_space
+from k3tool.checkpoint.stand_in import is_stand_in
 from k3tool.checkpoint.whole import require_whole
 from k3tool.errors import K3Error
 from k3tool.model.config import K3Config
@@ -91,7 +91,7 @@ def open_model(source: Path, tp: int | None = None) -> Model:
         ranks = [opened.shards.rank(rank) for rank in range(opened.tp)]
     else:
         require_whole(ranks[0])
-    stands_in = is_stand_in([rank.file_path(file) for rank in ranks for file in rank.index.files])
+    stands_in = is_stand_in(ranks)
     for rank in ranks:
         rank.close()
     weights = "holes for data: a stand-in" if stands_in else WEIGHTS

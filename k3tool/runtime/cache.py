@@ -36,7 +36,7 @@ from k3tool.isa.stream import Isa, load_isa
 from k3tool.isa.table import isa_hash
 from k3tool.model.config import K3Config
 from k3tool.model.sizes import rank_bytes
-from k3tool.progress import progress_of
+from k3tool.progress import at_step, progress_of
 from k3tool.runtime.budget import fit, run_floor
 from k3tool.runtime.build import ROOT
 from k3tool.runtime.finite import state_key
@@ -228,6 +228,7 @@ def program(source: Source, options: RunOptions, say: Say) -> Program:
     UnsoundError for one that does not prove itself on its own bytes: with a digest that matches, a
     wrong handle or a swapped rank still gives fluent tokens.
     """
+    at_step("proving the program")
     if options.isa is not None:
         isa = load_isa(options.isa)
         _check_given(isa, source, options, str(options.isa))
@@ -267,6 +268,7 @@ def _cached_program(source: Source, options: RunOptions, say: Say) -> Program:
                 say(f"program from the cache: {path}")
                 return Program(isa, path.name, "reused")
         say(f"compiling: {path}")
+        at_step("compiling")
         plan = save_proved_plan(_compiled(source, options, settings, reserved), plan_path)
         save_proved_isa(emit(plan, target.name, plan_path.name), path)
         return Program(load_isa(path), path.name, "built")

@@ -9,7 +9,8 @@ import time
 from pathlib import Path
 from typing import NamedTuple
 
-from k3tool.bench.io import has_hole, measure_io
+from k3tool.bench.io import measure_io
+from k3tool.checkpoint.stand_in import has_hole
 from k3tool.errors import K3Error
 from k3tool.isa.table import LOAD_BLOCK_BYTES
 from k3tool.memory import rooms

@@ -10,12 +10,13 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from k3tool.checkpoint.stand_in import require_data
 from k3tool.checkpoint.whole import require_whole
 from k3tool.errors import ArtifactError, UsageError
 from k3tool.isa.stream import Isa
 from k3tool.isa.table import ALL_PHASES
 from k3tool.memory import give_back
-from k3tool.progress import progress_of
+from k3tool.progress import at_step, progress_of, waiting
 from k3tool.runtime.cache import (
     Program,
     Source,
@@ -85,6 +86,7 @@ class Job:
             raise fault_error(self.program.isa, stop.fault, ranks, paths) from None
 
 
+@waiting("reading headers")
 def prepare(
     options: RunOptions, say: Say, note: Say, device: Devices | None = None, *,
     is_engine: bool = False, logits_rows: int = 0,
@@ -110,6 +112,7 @@ def prepare(
         _require_phases(streams)
     request = None if is_engine else _request(options, streams, source)
     weights = rank_weights(source, options, say, note)
+    at_step("laying out what ranks read")
     try:
         images = [
             build_image(streams.isa, rank, folder, request, source.config.vocab_size)
@@ -146,6 +149,8 @@ def _source(options: RunOptions, is_engine: bool) -> Source:
         raise UsageError("--devices", got=options.devices, need=need)
     check_request(options, source.config, has_ids=not is_engine)
     if source.checkpoint is not None:
+        require_data(source.checkpoint)
+        at_step("comparing tensors with the config")
         require_whole(source.checkpoint)
         require_copy_space(source, options)
     return source

@@ -47,7 +47,8 @@ class Result:
 def run(options: Options) -> Result:
     """Measure. Raises: UsageError, K3Error as k3tool.bench.io.measure_io."""
     from k3tool.bench.frame import spread
-    from k3tool.bench.io import has_hole, largest_file, measure_io
+    from k3tool.bench.io import largest_file, measure_io
+    from k3tool.checkpoint.stand_in import has_hole
 
     file = largest_file(options.path)
     passes = [

@@ -6,6 +6,7 @@ One file a subcommand. To add one: a file with `command` (click) and `run(option
 
 import click
 
+from k3tool.progress import waiting
 from stages.refusals import Commands
 from stages.verify import blocks, coverage, logits, plan, ranks, trace
 
@@ -20,7 +21,8 @@ SUBCOMMANDS = (
 
 
 @click.group("verify", cls=Commands)
-def command() -> None:
+@click.pass_context
+def command(ctx: click.Context) -> None:
     """Compare token streams, logits, results and layers; check plans, weights and handlers.
 
     One line per check: PASS, FAIL or NOT RUN. Nothing compared is a failure.
@@ -31,6 +33,7 @@ def command() -> None:
       k3tool verify logits logits.npz reference.npz
       k3tool verify plan plan.h5
     """
+    ctx.with_resource(waiting(f"verify {ctx.invoked_subcommand}"))  # until the subcommand has ended
 
 
 for _subcommand in SUBCOMMANDS:

@@ -2,6 +2,7 @@
 
 import shutil
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -33,6 +34,9 @@ def test_a_step_that_cannot_tell_says_how_long_it_took(monkeypatch: pytest.Monke
 
         def flush(self) -> None: ...
 
+        def isatty(self) -> bool:
+            return False
+
     monkeypatch.setattr("sys.stderr", Stderr())
     with progress.waiting("compiling"):
         pass
@@ -45,6 +49,68 @@ def test_a_step_that_cannot_tell_says_how_long_it_took(monkeypatch: pytest.Monke
     with pytest.raises(KeyError), progress.waiting("compiling"):
         raise KeyError
     assert threading.active_count() == n_threads
+
+
+class Said:
+    """A stderr that tells who waits for a line of it."""
+
+    def __init__(self, is_terminal: bool = False) -> None:
+        self.lines: list[str] = []
+        self._is_terminal, self._heard = is_terminal, threading.Event()
+
+    def write(self, text: str) -> None:
+        self.lines.append(text.strip())
+        self._heard.set()
+
+    def flush(self) -> None: ...
+
+    def isatty(self) -> bool:
+        return self._is_terminal
+
+    def next_of(self, step: str) -> None:
+        for _ in range(1000):
+            self._heard.clear()
+            assert self._heard.wait(60)
+            if any(line.startswith(f"{step}: ") for line in self.lines[-2:]):
+                return
+        raise AssertionError(f"nothing of {step}")
+
+
+def test_a_waiting_says_the_step_it_has_come_to(monkeypatch: pytest.MonkeyPatch) -> None:
+    said = Said()
+    monkeypatch.setattr("sys.stderr", said)
+    monkeypatch.setattr(progress, "EVERY_SECONDS", 0.001)
+    progress.at_step("nobody waits")
+    with progress.waiting("headers"):
+        said.next_of("headers")
+        progress.at_step("compiling")
+        said.next_of("compiling")
+        with progress.waiting("proving"):
+            said.next_of("proving")
+            n_before = len(said.lines)
+            progress.at_step("proving more")
+            said.next_of("proving more")
+            assert not any("compiling" in line for line in said.lines[n_before:]), "one at a time"
+        said.next_of("compiling")  # which goes on
+        with progress.progress_of("shard"):
+            time.sleep(0.01)
+            n_before = len(said.lines)
+            time.sleep(0.05)
+            assert len(said.lines) == n_before, "the step inside says it itself"
+        said.next_of("compiling")
+    assert not any("nobody" in line for line in said.lines)
+
+
+def test_on_a_terminal_the_first_line_comes_sooner(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(progress, "FIRST_SECONDS", 0.001)
+    for is_terminal in (True, False):
+        said = Said(is_terminal)
+        monkeypatch.setattr("sys.stderr", said)
+        with progress.waiting("headers"):
+            if is_terminal:
+                said.next_of("headers")
+            time.sleep(0.05)
+        assert len([line for line in said.lines if line]) == is_terminal
 
 
 @pytest.mark.parametrize("is_silent", [True, False])

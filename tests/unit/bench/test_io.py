@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from k3tool.bench import io as bench_io
-from k3tool.bench.io import has_hole, storage_rate
+from k3tool.bench.io import storage_rate
+from k3tool.checkpoint.stand_in import has_hole
 
 
 def test_files_with_holes_have_no_rate(tmp_path: Path) -> None:
