@@ -38,6 +38,7 @@ from k3tool.artifact_roots import (
     KINDS,
     OPTIONAL,
     InputRef,
+    Wanted,
     a_kind,
     check_roots,
     how_made,
@@ -273,14 +274,14 @@ class Artifact:
 
 def open_artifact(
     path: str | Path,
-    kind: str | None = None,
+    kind: Wanted = None,
     schema: int | None = None,
     *,
     isa_hash: str | None = None,
 ) -> Artifact:
     """Open an artifact after checking kind, schema, ISA hash and digest.
 
-    `kind` and `schema` None accept any known kind (provenance only).
+    `kind` may be several, of which the file is one; `kind` and `schema` None accept any known kind.
     Raises: ArtifactError naming the file and what differs.
     """
     path = Path(path)
@@ -288,7 +289,7 @@ def open_artifact(
         got = "a folder" if os.path.isdir(path) else "no such file"
         if got != "a folder" and os.path.exists(path):
             got = "no regular file"
-        hint = how_made(kind) or CHECK_PATH
+        hint = how_made(kind) if kind else CHECK_PATH
         raise ArtifactError(str(path), got=got, need=f"{a_kind(kind)}, a file", hint=hint)
     _check_user_block(path, kind)
     try:
@@ -305,7 +306,7 @@ def open_artifact(
         raise
 
 
-def _check_user_block(path: Path, kind: str | None) -> None:
+def _check_user_block(path: Path, kind: Wanted) -> None:
     try:
         with path.open("rb") as file:
             block = file.read(USER_BLOCK_BYTES)

@@ -37,15 +37,26 @@ class InputRef(NamedTuple):
     content_sha256: str
 
 
-def a_kind(kind: str | None) -> str:
-    """Return `an isa artifact`, `a plan artifact`; None is any of ours."""
-    word = kind or "k3tool"
+Wanted = str | tuple[str, ...] | None  # a kind, one of several, or any of ours
+
+
+def kinds_of(kind: Wanted) -> tuple[str, ...]:
+    """Return the kinds that are wanted; none where any is."""
+    return (kind,) if isinstance(kind, str) else kind or ()
+
+
+def a_kind(kind: Wanted) -> str:
+    """Return `an isa artifact`, `a plan or isa artifact`; None is any of ours."""
+    word = " or ".join(kinds_of(kind)) or "k3tool"
     return f"{'an' if word[0] in 'aeiou' else 'a'} {word} artifact"
 
 
-def how_made(kind: str | None) -> str | None:
-    """Return the hint that says which command writes a kind; None for any of ours."""
-    return f"one is made by: {MADE_BY[kind]}" if kind in MADE_BY else None
+def how_made(kind: Wanted) -> str:
+    """Return the hint that says which command writes a kind."""
+    made = [MADE_BY[each] for each in kinds_of(kind) if each in MADE_BY]
+    if not made:
+        return "artifacts are what k3tool shard, compile-plan, emit-isa and run -o write"
+    return f"one is made by: {', or '.join(made)}"
 
 
 def check_roots(path: Path, roots: Mapping[str, Any], wanted: Mapping[str, object]) -> None:
@@ -63,10 +74,12 @@ def check_roots(path: Path, roots: Mapping[str, Any], wanted: Mapping[str, objec
             got = type(roots[name]).__name__
             raise ArtifactError(f"{path}: {name}", got=f"a {got}", need=f"a {need.__name__}")
     for name, need_value in wanted.items():
-        if need_value is not None and roots.get(name) != need_value:
-            got = roots.get(name, "none")
-            hint = how_made(str(need_value)) if name == "k3.kind" else _HINTS.get(name)
-            raise ArtifactError(f"{path}: {name[3:]}", got=got, need=need_value, hint=hint)
+        allowed = need_value if isinstance(need_value, tuple) else (need_value,)
+        if need_value is not None and roots.get(name) not in allowed:
+            got, need_text = roots.get(name, "none"), " or ".join(map(str, allowed))
+            is_kind = name == "k3.kind"
+            hint = how_made(tuple(map(str, allowed))) if is_kind else _HINTS.get(name)
+            raise ArtifactError(f"{path}: {name[3:]}", got=got, need=need_text, hint=hint)
     if roots["k3.kind"] not in KINDS:
         raise ArtifactError(f"{path}: kind", got=roots["k3.kind"], need=f"one of {listed(KINDS)}")
     parse_inputs(path, roots)

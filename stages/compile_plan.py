@@ -128,7 +128,8 @@ def _read_source(options: Options) -> tuple[K3Config, int, list[InputRef], str]:
     if os.path.exists(source / SHARDS_NAME):
         shards = Shards.open(source, options.eps)
         if options.tp not in (None, shards.tp):
-            raise UsageError("--tp", got=options.tp, need=f"{shards.tp}, as {source} was sharded")
+            need = f"{shards.tp}, as {source} was sharded"
+            raise UsageError("--tp", got=options.tp, need=need, hint="leave out --tp")
         return shards.config, shards.tp, [shards.as_input("shards")], shards.identity
     if not os.path.lexists(source):
         raise ArtifactError(
@@ -144,6 +145,7 @@ def _read_source(options: Options) -> tuple[K3Config, int, list[InputRef], str]:
                 str(source),
                 got=f"the folder of rank {checkpoint.rank} of {checkpoint.tp}",
                 need="the shards folder it lies in, a checkpoint or a config.json",
+                hint=f"name {source.resolve().parent}",
             )
         tp = _degree(checkpoint.config, options.tp)
         return checkpoint.config, tp, [checkpoint.as_input()], checkpoint.identity

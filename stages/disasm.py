@@ -7,6 +7,7 @@ from pathlib import Path
 import click
 
 from k3tool.artifact import open_artifact
+from k3tool.artifact_roots import how_made
 from k3tool.atomic import artifact_output, check_outputs
 from k3tool.checkpoint.regular_file import read_regular
 from k3tool.compiler.plan import Plan, load_plan
@@ -18,6 +19,8 @@ from k3tool.isa.stream import Isa, Stream, load_isa
 from k3tool.isa.table import ALL_PHASES
 from stages import options as common
 from stages.refusals import unfit
+
+_LISTING = "give all that k3tool disasm printed of this plan, edited or not"
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,19 +45,18 @@ def run(options: Options) -> Iterator[str]:
         raise incomplete("--assemble", "-o")
     if options.output is not None and options.listing is None:
         raise incomplete("-o", "--assemble")
-    with open_artifact(options.file) as file:
+    with open_artifact(options.file, ("isa", "plan")) as file:
         kind = file.kind
     if options.listing is not None and options.output is not None:
         yield _assembled(options.file, options.listing, options.output)
     elif kind == "plan":
         if options.workgroup is not None or options.rank:
+            name = "--rank" if options.rank else "--workgroup"
             need = "an isa.h5: a plan has neither ranks nor queues"
-            raise UsageError("--rank, --workgroup", got="a plan", need=need)
+            raise UsageError(name, got="a plan", need=need, hint=how_made("isa"))
         yield from _plan_lines(load_plan(options.file), options)
-    elif kind == "isa":
-        yield from _isa_lines(load_isa(options.file), options)
     else:
-        raise ArtifactError(str(options.file), got=f"kind {kind}", need="kind isa or plan")
+        yield from _isa_lines(load_isa(options.file), options)
 
 
 def _assembled(file: Path, listing: Path, output: Path) -> str:
@@ -64,17 +66,19 @@ def _assembled(file: Path, listing: Path, output: Path) -> str:
     try:
         text = read_regular(listing, "a listing", is_fetched=False).decode()
     except UnicodeDecodeError:
-        raise ArtifactError(str(listing), got="no utf-8 text", need="a listing") from None
+        raise ArtifactError(
+            str(listing), got="no utf-8 text", need="a listing", hint=_LISTING
+        ) from None
     found = assemble(text.splitlines(), str(listing), len(plan.tensors))
     if sorted(found) != sorted(plan.phases):
         got, need = ", ".join(found), " and ".join(plan.phases)
-        raise ArtifactError(str(listing), got=got, need=f"{need}, whole")
+        raise ArtifactError(str(listing), got=got, need=f"{need}, whole", hint=_LISTING)
     phases = {}
     for name, phase in plan.phases.items():
         packets, waits = found[name]
         if len(packets) != len(phase.packets):
             got, need = f"{len(packets)} packets of {name}", f"{len(phase.packets)}, as {file} has"
-            raise ArtifactError(str(listing), got=got, need=need)
+            raise ArtifactError(str(listing), got=got, need=need, hint=_LISTING)
         phases[name] = replace(phase, packets=packets, waits=waits)
     saved = save_proved_plan(replace(plan, phases=phases), output)
     return f"plan {output}: digest {saved.digest}"

@@ -37,10 +37,10 @@ class Finite(click.FloatRange):
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         """Refuse what is no finite number."""
-        number = super().convert(value, param, ctx)
+        number = click.FLOAT.convert(value, param, ctx)
         if not math.isfinite(number):
             raise unfit(param, ctx, got=number, need="a finite number")
-        return number
+        return super().convert(number, param, ctx)
 
 
 PATH = PathOption()
@@ -106,7 +106,9 @@ def folders_of(source: Path | None, shards: tuple[Path, ...]) -> tuple[Path, ...
     """Return SOURCE and the folders of --shards. Raises: UsageError where there is none."""
     found = (*(() if source is None else (source,)), *shards)
     if not found:
-        raise UsageError("SOURCE", got="none", need="a checkpoint or shards folder, or --shards")
+        need = "a checkpoint or shards folder, or --shards"
+        hint = "k3tool sample CKPT writes a small checkpoint to try"
+        raise UsageError("SOURCE", got="none", need=need, hint=hint)
     return found
 
 

@@ -55,7 +55,8 @@ def _file_of(path: Path) -> Path:
         if (path / name).is_file():
             return path / name
     need = f"an artifact file, or a folder with {SHARDS_NAME} in it"
-    raise ArtifactError(str(path), got="a folder", need=need)
+    hint = "name the artifact itself; of a checkpoint k3tool inspect says what it is"
+    raise ArtifactError(str(path), got="a folder", need=need, hint=hint)
 
 
 class _Candidates:

@@ -152,7 +152,12 @@ def command(api_key_file: Path | None, verbose: bool, **given: Any) -> None:
     own = {name: given.pop(name) for name in ("host", "port", "waiting", "name", "grace")}
     name = own["name"]
     if name is not None and not (name and name.isprintable()):
-        raise UsageError("--name", got=quoted(name), need="a name in characters that can be shown")
+        raise UsageError(
+            "--name",
+            got=quoted(name),
+            need="a name in characters that can be shown",
+            hint="leave out --name to take the name of SOURCE",
+        )
     if given["batch"] is None and given["isa"] is None and given["plan"] is None:
         given["batch"] = DEFAULT_SLOTS
     engine = run_options(given, ids=(), gen=1)
@@ -173,7 +178,8 @@ def _print_address(url: str) -> None:
         click.echo(url)
         sys.stdout.flush()
     except BrokenPipeError:  # elsewhere no fault; here the address was all there was to say
-        raise K3Error("stdout", got="closed", need="a reader of the address") from None
+        hint = "leave stdout open, or send it to a file"
+        raise K3Error("stdout", got="closed", need="a reader of the address", hint=hint) from None
 
 
 def served_of(job: Job, name: str | None, waiting: int) -> Served:
@@ -205,7 +211,8 @@ def read_key(path: Path) -> str:
     except UnicodeDecodeError:
         key = ""
     if not key or not key.isprintable() or " " in key:
-        raise UsageError(f"--api-key-file: {path}", got="no key", need="one, in ASCII")
+        hint = "put the key alone into the file, in one line without spaces"
+        raise UsageError(f"--api-key-file: {path}", got="no key", need="one, in ASCII", hint=hint)
     return key
 
 

@@ -75,12 +75,13 @@ def read_printed(
     Raises: ArtifactError where the file is none.
     """
     need = f"what bench {now['bench']} --json printed"
+    hint = f"k3tool bench {now['bench']} ... --json > FILE writes one"
     try:
         found = json.loads(read_regular(path, f"earlier {what}", is_fetched=False))
     except (ValueError, RecursionError):
-        raise ArtifactError(str(path), got="no JSON", need=need) from None
+        raise ArtifactError(str(path), got="no JSON", need=need, hint=hint) from None
     if not isinstance(found, dict) or not is_one(found):
-        raise ArtifactError(str(path), got=f"no {what}", need=need)
+        raise ArtifactError(str(path), got=f"no {what}", need=need, hint=hint)
     return found
 
 

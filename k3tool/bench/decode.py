@@ -197,7 +197,8 @@ def prepare(
     limit = source.config.max_position_embeddings
     if positions > limit:
         got, need = f"{positions} positions together", f"at most {limit}, the model's"
-        raise UsageError("--context, --chunk, --tokens", got=got, need=need)
+        hint = "give less --context, or a smaller --gen"
+        raise UsageError("--context, --chunk, --gen", got=got, need=need, hint=hint)
     check_request(asked, source.config)
     interpreter = load()
     check_leaves(interpreter, options.leaves)

@@ -19,6 +19,7 @@ NEED = (
     "JSON of bench or of run --plan-only, a trace of bench decode --chrome-trace, a plan.h5 or "
     "a trace of run --expert-trace"
 )
+_HINT = "k3tool bench report --help says what a page is drawn of"
 
 NOT_DRAWN = ("chain", "simulate", "cache")  # counts that are drawn from the files they are of
 
@@ -68,15 +69,20 @@ def _add_json(found: Gathered, path: Path) -> None:
     try:
         data = json.loads(read_regular(path, "a measurement", is_fetched=False))
     except (ValueError, RecursionError):
-        raise ArtifactError(str(path), got="none of them", need=NEED) from None
+        raise ArtifactError(str(path), got="another kind of file", need=NEED, hint=_HINT) from None
     if not isinstance(data, dict):
-        raise ArtifactError(str(path), got="another kind of JSON", need=NEED)
+        raise ArtifactError(str(path), got="another kind of JSON", need=NEED, hint=_HINT)
     if "traceEvents" in data:
         check_trace(path, data)
         found.timelines.append((path.name, data))
     elif data.get("bench") in NOT_DRAWN:
         need = "plan.h5, from which a page draws the chain, or a trace of run --expert-trace"
-        raise ArtifactError(str(path), got=f"JSON of bench {data['bench']}", need=need)
+        raise ArtifactError(
+            str(path),
+            got=f"JSON of bench {data['bench']}",
+            need=need,
+            hint="name that file instead",
+        )
     elif isinstance(data.get("bench"), str):
         _require(path, SHAPES.get(data["bench"], MEASURED), data)
         found.measured.append((path.name, data))
@@ -84,7 +90,7 @@ def _add_json(found: Gathered, path: Path) -> None:
         _require(path, PREDICTED, data)
         found.predicted.append((path.name, data))
     else:
-        raise ArtifactError(str(path), got="another kind of JSON", need=NEED)
+        raise ArtifactError(str(path), got="another kind of JSON", need=NEED, hint=_HINT)
 
 
 def _require(path: Path, shape: dict[str, Any], data: dict[str, Any]) -> None:

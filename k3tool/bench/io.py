@@ -52,7 +52,9 @@ def largest_file(path: Path) -> Path:
         return path
     found = sorted(path.rglob("*.safetensors"), key=lambda file: (-file.stat().st_size, file))
     if not found:
-        raise UsageError(str(path), got="no weight file", need="a file, or a folder of them")
+        got = "no weight file" if path.is_dir() else "no such file"
+        need, hint = "a file, or a folder of weight files", "name a checkpoint, or a large file"
+        raise UsageError(str(path), got=got, need=need, hint=hint)
     return found[0]
 
 

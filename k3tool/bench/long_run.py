@@ -16,7 +16,7 @@ from pathlib import Path
 
 from k3tool.bench.frame import BenchReport, Limit, machine_line, spread
 from k3tool.runtime.build import build
-from k3tool.runtime.foresee import context_bytes
+from k3tool.runtime.foresee import context_bytes, model_of
 from k3tool.runtime.options import RunOptions
 from k3tool.runtime.run import Event, RunResult, run_model
 
@@ -44,6 +44,7 @@ def bench_long(asked: Asked) -> BenchReport:
     options = RunOptions(
         asked.source, asked.ids, asked.gen, tp=1, cache=asked.cache, ignore_eos=True
     )
+    model_of(asked.source, asked.tp)  # a degree is refused before the first run
     alone = run_model(options)
     memory: list[int] = []
     each_position = asked.tp * context_bytes(asked.source, asked.tp)

@@ -218,14 +218,22 @@ def roofline(config: K3Config, asked: Asked, device: Device) -> Roofline:
 
 
 def as_dict(r: Roofline) -> dict[str, Any]:
-    """Return it as plain values."""
+    """Return it as plain values; bytes and operations are whole, also where they are expected of
+    experts that are drawn.
+    """
     return {
         "bench": "roofline", **asdict(r.asked), "device": asdict(r.device),
-        "bandwidth": r.device.bandwidth, "modules": [part._asdict() for part in r.parts],
+        "bandwidth": r.device.bandwidth, "modules": [_whole(part) for part in r.parts],
         "ops": [op._asdict() for op in r.ops], "packets": r.packets, "handoffs": r.handoffs,
-        "rank_bytes": r.rank_bytes, "weight_bytes": r.weight_bytes, "operations": r.operations,
+        "rank_bytes": round(r.rank_bytes), "weight_bytes": round(r.weight_bytes),
+        "operations": round(r.operations),
         "floors_ms": r.floors_ms, "bound_by": r.bound_by, "even_weights_ms": r.even_ms,
     }  # fmt: skip
+
+
+def _whole(part: Part) -> dict[str, Any]:
+    values = part._asdict()
+    return {name: round(one) if isinstance(one, float) else one for name, one in values.items()}
 
 
 def lines(r: Roofline) -> Iterator[str]:

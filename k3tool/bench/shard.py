@@ -42,8 +42,8 @@ def bench_shard(
     vocab_bytes = 4 * preset.text["vocab_size"] * preset.text["hidden_size"]
     need = 3 * size + vocab_bytes * tp  # source and one output
     if free_bytes(folder) < need:  # before the config: the bytes may need more experts than it has
-        got = f"{have_text(free_bytes(folder))} free"
-        raise UsageError(str(folder), got=got, need=need_text(need))
+        got, hint = f"{have_text(free_bytes(folder))} free", "free some, or give a smaller --size"
+        raise UsageError(str(folder), got=got, need=need_text(need), hint=hint)
     config, raw = sized_config(size, preset)
     work = Path(tempfile.mkdtemp(prefix=".bench-", dir=folder))
     try:

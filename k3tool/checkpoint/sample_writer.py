@@ -72,7 +72,8 @@ def write_sample(
 def require_empty(out: Path) -> None:
     """Refuse a place that holds something. Raises: UsageError."""
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise UsageError(str(out), got="something there already", need="a new or empty folder")
+        got, hint = "something there already", f"name another folder, or remove {out} first"
+        raise UsageError(str(out), got=got, need="a new or empty folder", hint=hint)
 
 
 def _files(config: K3Config) -> Iterator[list[TensorSpec]]:

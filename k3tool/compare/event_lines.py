@@ -136,7 +136,9 @@ class LineReader:
         try:
             return parse_json(raw)  # it takes a BOM, and refuses a key that stands twice
         except ValueError as error:
-            raise self._refusal(json_fault(error), "a whole line of JSON") from None
+            raise self._refusal(
+                f"invalid JSON ({json_fault(error)})", "a whole line of JSON"
+            ) from None
 
     # -- lines of other engines ---------------------------------------------------------------
 

@@ -214,7 +214,7 @@ def _row(place: str, raw: bytes) -> tuple[int, list[float]]:
     try:
         value = parse_json(raw)
     except ValueError as error:
-        raise ArtifactError(place, got=json_fault(error), need=need) from None
+        raise ArtifactError(place, got=f"invalid JSON ({json_fault(error)})", need=need) from None
     if not isinstance(value, dict):
         raise ArtifactError(place, got=json_kind(value), need=need)
     if not {"position", "logits"} <= set(value):

@@ -226,8 +226,10 @@ class K3Config:
         try:
             raw = parse_json(read_regular(path, "the checkpoint's config.json"))
         except ValueError as error:
+            # Of another name it may be no config at all.
+            hint = NEXT_STEP if path.name == "config.json" else "name a config.json, or its folder"
             raise ArtifactError(
-                str(path), got=f"invalid JSON ({json_fault(error)})", need="JSON", hint=NEXT_STEP
+                str(path), got=f"invalid JSON ({json_fault(error)})", need="JSON", hint=hint
             ) from None
         return cls.from_dict(raw, where=str(path), eps_overrides=eps_overrides)
 

@@ -59,7 +59,9 @@ def _line(raw: bytes, nth: int, where: str, defaults: BatchLine) -> BatchLine:
     try:
         found = parse_json(raw)
     except ValueError as error:
-        raise UsageError(where, got=json_fault(error), need="a request as JSON") from None
+        raise UsageError(
+            where, got=f"invalid JSON ({json_fault(error)})", need="a request as JSON"
+        ) from None
     if not isinstance(found, dict):
         raise UsageError(where, got=json_kind(found), need="a JSON object")
     unknown = sorted(set(found) - set(_FIELDS))

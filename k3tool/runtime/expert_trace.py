@@ -21,6 +21,7 @@ from k3tool.errors import ArtifactError, K3Error
 from k3tool.isa.stream import Isa
 
 MAGIC = b"K3XTRACE"
+_HOW_MADE = "one is made by: k3tool run CKPT --memory SIZE --ids 1,2,3 --expert-trace FILE"
 EVENT_DTYPE = np.dtype([("step", "<u4"), ("group", "<u4"), ("expert", "<u4"), ("is_hit", "<u4")])
 Array = npt.NDArray[Any]
 
@@ -105,18 +106,21 @@ def read_expert_trace(path: Path) -> ExpertTrace:
     data = read_regular(path, "a trace of experts", is_fetched=False)
     if data[:8] != MAGIC:
         raise ArtifactError(
-            str(path), got="no trace of experts", need="what run --expert-trace writes"
-        )
+            str(path), got="no trace of experts", need="what run --expert-trace writes",
+            hint=_HOW_MADE,
+        )  # fmt: skip
     start = 16 + int.from_bytes(data[8:16], "little")
     rest = len(data) - start
     if rest <= 0 or rest % EVENT_DTYPE.itemsize:
         got = f"{len(data)} bytes"
-        raise ArtifactError(str(path), got=got, need="a head and whole rows, at least one")
+        raise ArtifactError(
+            str(path), got=got, need="a head and whole rows, at least one", hint=_HOW_MADE
+        )
     try:
         sizes = json.loads(data[16:start])
         numbers = [int(sizes[name]) for name in ExpertTrace._fields[1:]]
     except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
         raise ArtifactError(
-            f"{path}: head", got="unreadable", need="a JSON object of sizes"
+            f"{path}: head", got="unreadable", need="a JSON object of sizes", hint=_HOW_MADE
         ) from None
     return ExpertTrace(np.frombuffer(data, EVENT_DTYPE, -1, start), *numbers)

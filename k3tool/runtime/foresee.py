@@ -195,8 +195,9 @@ def model_of(source: Path, tp: int | None) -> tuple[K3Config, int]:
     if os.path.exists(source / SHARDS_NAME):
         shards = Shards.open(source)
         return shards.config, shards.tp
-    if os.path.isfile(source) or not os.path.exists(source / INDEX_NAME):
-        config = K3Config.load(source if os.path.isfile(source) else source / CONFIG_NAME)
+    alone = source if os.path.isfile(source) else source / CONFIG_NAME
+    if os.path.exists(alone) and not os.path.exists(source / INDEX_NAME):
+        config = K3Config.load(alone)
     else:
         with Checkpoint.open(source) as checkpoint:
             config = checkpoint.config

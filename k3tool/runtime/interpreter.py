@@ -36,14 +36,18 @@ class Interpreter:
     leaves: tuple[str, ...]
 
 
+# The hint where the interpreter of another build was named.
+_BUILDS = "`make build` writes one to kernels_cpu/build/k3-cpu"
+
+
 def load(path: Path | None = None, *, any_source: bool = False) -> Interpreter:
     """Return the interpreter after comparing its hashes with this package's sources and op table.
 
     `any_source` accepts other sources: negative controls run variants on purpose.
     Raises: TargetError if it is absent, does not run or is stale, with both values.
     """
-    hint = REBUILD if path is None else "`make build` writes one to kernels_cpu/build/k3-cpu"
-    path = path or executable_path()
+    hint = REBUILD if path is None else _BUILDS
+    path = (path or executable_path()).absolute()  # a bare name would be looked for on PATH
     if not path.is_file():
         raise TargetError(str(path), got="no such file", need="an interpreter", hint=hint)
     found = _identity(path, path.stat().st_mtime_ns)
@@ -100,12 +104,13 @@ def _ask(path: Path, question: str) -> str:
     except OSError as error:
         if limit := cannot_start(path.name, error):
             raise limit from None
-        why = str(error)
+        why = (error.strerror or str(error)).lower()
     except subprocess.CalledProcessError as error:
         why = f"exit code {error.returncode}"
     else:
         return done.stdout
-    raise TargetError(str(path), got=f"no answer ({why})", need="k3-cpu", hint=REBUILD)
+    hint = REBUILD if path == executable_path() else _BUILDS
+    raise TargetError(str(path), got=f"no answer ({why})", need="k3-cpu", hint=hint)
 
 
 def _refuse_stale(path: Path, field: str, got: str, need: str) -> None:

@@ -1,6 +1,7 @@
 """The socket and the HTTP server: bound before anything is read, closed when the engine is."""
 
 import asyncio
+import errno
 import socket
 import time
 from collections.abc import Callable
@@ -8,6 +9,8 @@ from contextlib import suppress
 
 from k3tool.errors import TargetError, UsageError, install_extra
 
+_OF_HOST = "an address of this host"
+_HOSTS = "leave out --host to listen to this machine alone; 0.0.0.0 listens to all"
 _BACKLOG = 128
 _LAST_WORDS_SECONDS = 2  # for answers that end to say so
 _TICK_SECONDS = 0.05
@@ -25,7 +28,7 @@ def bind(host: str, port: int) -> socket.socket:
         )[0]
     except (OSError, UnicodeError) as error:
         text = getattr(error, "strerror", None) or str(error)
-        raise UsageError("--host", got=f"{host}: {text}", need="an address of this host") from None
+        raise UsageError("--host", got=f"{host}: {text}", need=_OF_HOST, hint=_HOSTS) from None
     found = socket.socket(family, kind, protocol)
     try:
         found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -33,8 +36,11 @@ def bind(host: str, port: int) -> socket.socket:
         found.listen(_BACKLOG)
     except OSError as error:
         found.close()
-        got = f"{host}:{port}: {(error.strerror or str(error)).lower()}"
-        raise UsageError("--port", got=got, need="a free one; 0 takes any") from None
+        words = (error.strerror or str(error)).lower()
+        if error.errno == errno.EADDRNOTAVAIL:
+            raise UsageError("--host", got=f"{host}: {words}", need=_OF_HOST, hint=_HOSTS) from None
+        got, hint = f"{host}:{port}: {words}", "--port 0 takes a free one"
+        raise UsageError("--port", got=got, need="a free one", hint=hint) from None
     return found
 
 

@@ -287,7 +287,8 @@ def read_history(path: Path, raw: bytes) -> list[Message]:
             try:
                 value = parse_json(line)
             except ValueError as error:
-                raise UsageError(where, got=json_fault(error), need="a message as JSON") from None
+                got = f"invalid JSON ({json_fault(error)})"
+                raise UsageError(where, got=got, need="a message as JSON") from None
             messages.append(message_of(value, where))
     if not messages:
         raise UsageError(f"--history: {path}", got="no message", need="one a line")

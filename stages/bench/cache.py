@@ -105,5 +105,13 @@ def cache_data(result: Result) -> dict[str, object]:
         "recorded_hits": result.recorded_hits,
         "recorded_slots": result.trace.slots,
         "expert_bytes": result.trace.expert_bytes,
-        "replays": [asdict(one) for one in result.replays],
+        "replays": [_whole(one) for one in result.replays],
+    }
+
+
+def _whole(one: "Replay") -> dict[str, object]:
+    """Return a replay as plain values, with whole bytes: of a step they are a mean."""
+    return asdict(one) | {
+        "bytes_per_step": {name: round(n_bytes) for name, n_bytes in one.bytes_per_step.items()},
+        "trunk_bytes_per_step": round(one.trunk_bytes_per_step),
     }

@@ -30,7 +30,12 @@ def run(options: "Options") -> "BenchReport":
 @click.option("--context", type=click.IntRange(min=0), default=1000, show_default=True, metavar="N",
               help="Positions before the first token; they hold noise.")  # fmt: skip
 @click.option(
-    "--tokens", type=common.POSITIVE, default=8, show_default=True, help="Tokens of a run."
+    "--gen",
+    "tokens",
+    type=common.POSITIVE,
+    default=8,
+    show_default=True,
+    help="Tokens to generate and time, in each run.",
 )
 @shared.threads_option()
 @click.option("--leaves", type=click.Choice(LEAVES), default="auto", show_default=True,

@@ -29,8 +29,8 @@ def run(options: "Options", chunks: tuple[int, ...]) -> "BenchReport":
               show_default=True, metavar="N", callback=shared.distinct,
               help="Prompt tokens in a step; may be repeated.",
               )  # fmt: skip
-@click.option("--tokens", type=common.POSITIVE, default=4, show_default=True,
-              help="Tokens of a run of decode.")  # fmt: skip
+@click.option("--gen", "tokens", type=common.POSITIVE, default=4, show_default=True,
+              help="Tokens to generate and time, in each run of decode.")  # fmt: skip
 @shared.threads_option()
 @click.option("--leaves", type=click.Choice(LEAVES), default="auto", show_default=True,
               help="Instruction set of the op bodies.")  # fmt: skip

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from k3tool.errors import UsageError
+from k3tool.errors import CHECK_PATH, UsageError
 from stages import options as common
 from stages.bench import shared
 
@@ -30,7 +30,8 @@ def run(options: Options) -> "BenchReport":
     from k3tool.bench.shard import bench_shard
 
     if not options.folder.is_dir():
-        raise UsageError("--folder", got=f"{options.folder}, no folder", need="one that exists")
+        got, need = f"{options.folder}, no folder", "one that exists"
+        raise UsageError("--folder", got=got, need=need, hint=CHECK_PATH)
     return bench_shard(options.folder, options.n_bytes, options.tp, options.jobs, options.repeats)
 
 

@@ -7,7 +7,6 @@ import click
 
 from k3tool.artifact import open_artifact
 from k3tool.compiler.checks import is_proved, require_proved, verify_program, verify_stream
-from k3tool.errors import ArtifactError
 from k3tool.progress import waiting
 from k3tool.verdict import Check, is_sound, require
 from stages import options as common
@@ -35,9 +34,7 @@ def _programs(files: tuple[Path, ...]) -> list[Check]:
     """Check plans, each with the stream emitted from it where that is given too."""
     kinds: dict[str, list[Path]] = {"plan": [], "isa": []}
     for path in files:
-        with open_artifact(path) as file:
-            if file.kind not in kinds:
-                raise ArtifactError(str(path), got=f"kind {file.kind}", need="kind plan or isa")
+        with open_artifact(path, tuple(kinds)) as file:
             kinds[file.kind].append(path)
     plans, streams = kinds["plan"], kinds["isa"]
     if len(plans) == 1 and len(streams) <= 1:

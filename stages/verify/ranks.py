@@ -196,4 +196,5 @@ def command(
         _show(result)
     require(result.checks, strict=strict, alone="give a second record to compare it with")
     if not result.sound:
-        raise UnsoundError("ranks", got=result.found.verdict, need="identical")
+        hint = "its lines above say where they differ first"
+        raise UnsoundError("verdict", got=result.found.verdict, need="identical", hint=hint)

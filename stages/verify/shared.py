@@ -40,7 +40,8 @@ def require_apart(files: Sequence[Path]) -> None:
         first = seen.setdefault((entry.st_dev, entry.st_ino), path)
         if first is not path:
             got = "the same file" if first == path else f"the same file as {first}"
-            raise UsageError(str(path), got=got, need="each file once: it equals itself")
+            need, hint = "each file once: it equals itself", "name the file of another run"
+            raise UsageError(str(path), got=got, need=need, hint=hint)
 
 
 def strict(what: str = "Fail when a check was NOT RUN.") -> common.Decorator:

@@ -39,9 +39,8 @@ def run(options: Options) -> Result:
     those that answer other questions.
     """
     if not 1 <= len(options.files) <= 2:
-        raise UsageError(
-            "verify trace", got=len(options.files), need="one trace, or two to compare"
-        )
+        got, need = f"{len(options.files)} files", "one trace, or two to compare"
+        raise UsageError("TRACE", got=got, need=need, hint="compare them two at a time")
     shared.require_apart(options.files)
     if options.values and len(options.files) == 1:
         raise incomplete("--values", "second TRACE", "values are compared, not shown")

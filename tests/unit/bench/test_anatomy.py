@@ -165,7 +165,7 @@ def test_the_command_reports_the_share_and_its_reasons(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     monkeypatch.setattr(decode, "Probe", partial(Probe, n_bytes=1 << 26))
-    asked = ["--context", "20", "--tokens", "2", "--repeats", "4", "--chunk", "8"]
+    asked = ["--context", "20", "--gen", "2", "--repeats", "4", "--chunk", "8"]
     other = tmp_path / "other"  # the same interpreter stands for another build's
     shutil.copy2(executable_path(), other)
     checkpoint, cache = str(oracle("tiny_tp8")), str(tmp_path)

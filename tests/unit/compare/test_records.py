@@ -33,7 +33,7 @@ from k3tool.errors import ArtifactError
         (b"version https://git-lfs", 'got "v" at byte 0'),
         (b'{"id": 5}\n{"id": 6', "line 2: got "),
         (b'{"id": 5}\n5', "line 2: got a JSON number, need a JSON object or a list of ids"),
-        (b'{"id": 5, "id": 6}', "line 1: got id twice"),
+        (b'{"id": 5, "id": 6}', "line 1: got invalid JSON (id twice)"),
         (b'{"id": true}', "line 1: got id true, need a token id, 0 to 4294967295"),
         (b'{"id": 5.0}', "line 1: got id 5.0"),
         (b'{"id": "cmpl-1"}', 'line 1: got id "cmpl-1"'),
