@@ -21,13 +21,13 @@ import numpy as np
 from k3tool.bench.frame import BenchReport, Limit, machine_line, spread
 from k3tool.bench.io import largest_file, measure_io
 from k3tool.bench.memory_watch import MemoryWatch
-from k3tool.bench.page_cache import cached_bytes, evict
-from k3tool.checkpoint.identity import WHOLE_FILE_BYTES
+from k3tool.checkpoint.headers import read_header_bytes
 from k3tool.errors import K3Error, UsageError
 from k3tool.isa.table import LOAD_BLOCK_BYTES
+from k3tool.page_cache import cached_bytes, evict
 from k3tool.runtime.budget import FETCH_QUEUES, LOAD_QUEUES
 from k3tool.runtime.foresee import ends, model_of
-from k3tool.tables import Column, Table, bytes_text
+from k3tool.tables import Column, Table, bytes_text, have_text, need_text
 
 DEVICE_BYTES = 256 << 20  # of a pass over the device
 IO_BOUND = 2.0  # storage time over the resident run's step, from which on a budget counts as bound
@@ -88,11 +88,11 @@ def bench_budgets(asked: Asked) -> BenchReport:
     themselves refuse.
     """
     least, full = ends(asked.source, asked.tp)
-    total = sum(file.stat().st_size for file in _weight_files(asked))
+    total = tensor_bytes(_weight_files(asked))
     if total <= least:
         raise UsageError(
-            str(asked.source), got=f"weights of {bytes_text(total)}", need=f"more than the least "
-            f"budget of a run, {bytes_text(least)}: what any budget holds proves nothing",
+            str(asked.source), got=f"tensors of {have_text(total)}", need=f"more than the least "
+            f"budget of a run, {need_text(least)}: what any budget holds proves nothing",
             hint="k3tool sample CKPT --preset mid",
         )  # fmt: skip
     config, _ = model_of(asked.source, asked.tp)
@@ -166,6 +166,12 @@ def _weight_files(asked: Asked) -> list[Path]:
     return sorted(file for folder in asked.folders for file in folder.rglob("*.safetensors"))
 
 
+def tensor_bytes(files: Sequence[Path]) -> int:
+    """Return the bytes of all tensors, as inspect counts them: files without their headers."""
+    found = (read_header_bytes(file) for file in files)
+    return sum(size - 8 - len(header) for header, size in found)
+
+
 def _device_rate(asked: Asked) -> float:
     """Return the rate of all folders' devices, each read while the others are."""
 
@@ -185,14 +191,14 @@ def report(asked: Asked, resident: Found, control: Found, rows: Sequence[Found])
     """Return the report of some runs, the mapped one and the control beside them."""
     seconds = min(resident.step_seconds, control.step_seconds)  # one may have met a cold cache
     shares = _bound_shares(rows, seconds)
-    total = sum(file.stat().st_size for file in _weight_files(asked))
+    total = tensor_bytes(_weight_files(asked))
     of_budget = [row.peak_bytes / (row.memory_bytes or 1) for row in rows]
     same = sum(row.digest == resident.digest for row in rows)
     least = rows[0].memory_bytes or 1
     limits = [
         Limit("budgets that give the resident hash of all logits", same, at_least=len(rows)),
         Limit("largest peak over its budget", max(of_budget), at_most=1.0),
-        Limit("largest share of the weights in the page cache after a run",
+        Limit("largest share of the tensors in the page cache after a run",
               max(row.cached_bytes for row in rows) / total, at_most=CACHED_BAR),
         Limit("control: the mapped model's peak over the least budget",
               resident.peak_bytes / least, at_least=1.0),
@@ -243,8 +249,9 @@ def _definition(asked: Asked, n_bound: int) -> list[str]:
         f"{asked.gen} generated, in {asked.count} budgets from the least to all weights kept, each "
         f"run {asked.repeats} times",
         "peak: PSS of driver and ranks together, sampled; at TP 1 also the rank's own mark",
-        "page cache: bytes of the weight files in it after a run that began with none; files of at "
-        f"most {bytes_text(WHOLE_FILE_BYTES)} are there, read whole for the checkpoint's identity",
+        "page cache: bytes of the weight files in it after a run that began with none, over those "
+        "of all tensors, as inspect counts them; what a run reads for the checkpoint's identity is "
+        "dropped again",
         f"device: O_DIRECT, blocks of {bytes_text(LOAD_BLOCK_BYTES)}, "
         f"{LOAD_QUEUES + FETCH_QUEUES} at a time, before and after each run",
         f"I/O-bound ({n_bound} of them): reading at the device's rate takes {IO_BOUND:g} times the "

@@ -10,12 +10,14 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from k3tool.checkpoint.identity import WHOLE_FILE_BYTES
 from k3tool.checkpoint.stand_in import require_data
 from k3tool.checkpoint.whole import require_whole
 from k3tool.errors import ArtifactError, UsageError
 from k3tool.isa.stream import Isa
 from k3tool.isa.table import ALL_PHASES
 from k3tool.memory import give_back
+from k3tool.page_cache import as_found
 from k3tool.progress import at_step, progress_of, waiting
 from k3tool.runtime.cache import (
     Program,
@@ -100,6 +102,14 @@ def prepare(
     Raises: UsageError before any weight is read; ArtifactError for inputs; TargetError when this
     machine cannot.
     """
+    with as_found(_read_whole(options)):
+        return _prepare(options, say, note, device, is_engine, logits_rows, accept)
+
+
+def _prepare(
+    options: RunOptions, say: Say, note: Say, device: Devices | None, is_engine: bool,
+    logits_rows: int, accept: Callable[[Isa, str], None],
+) -> Job:  # fmt: skip
     device = _device(options, device, say)
     source = _source(options, is_engine)
     interpreter = None if device is not None else _interpreter(options)
@@ -139,6 +149,19 @@ def prepare(
     if streams.isa.residency is not None:
         give_back()
     return Job(options, source, streams, weights, launch, request, device)
+
+
+def _read_whole(options: RunOptions) -> list[Path]:
+    """Return the files that the identity reads whole, of a run under a memory budget.
+
+    It reads weights around the page cache, and is to leave that as it was. Without a budget the
+    weights are mapped: what is there need not come again.
+    """
+    if options.memory_bytes is None:
+        return []
+    folders = (options.source, *options.beside)
+    files = [file for folder in folders for file in folder.rglob("*.safetensors")]
+    return [file for file in files if file.is_file() and file.stat().st_size <= WHOLE_FILE_BYTES]
 
 
 def _source(options: RunOptions, is_engine: bool) -> Source:

@@ -31,7 +31,6 @@ from k3tool.runtime.budget import (
     compile_bytes,
     fit,
     floor_bytes,
-    least_running,
     run_floor,
 )
 from k3tool.runtime.options import RunOptions, parse_size
@@ -195,26 +194,6 @@ def test_what_is_predicted_is_within_the_budget(tiny: Path, tp: int) -> None:
         rooms = found.pinned_room_bytes + found.ring_room_bytes + found.cache_room_bytes
         assert found.peak_bytes == found.driver_bytes + tp * (rooms + found.other_bytes)
         assert (found.ring_room_bytes > 0) == (found.streamed_tensors > 0)
-
-
-def test_the_minimum_names_the_step_that_sets_it(tiny: Path) -> None:
-    """Compiling where it takes more than running, with both said; else running, alone."""
-    with Checkpoint.open(tiny) as checkpoint:
-        config = checkpoint.config
-
-    def compile_chunk(chunk: int) -> Plan:
-        return compile_plan(config, tp=1, target="cpu", workgroups=8, chunk=chunk, batch=1, ctx=256)
-
-    running = least_running(compile_chunk)
-    for before, need in (
-        (running + 1, f"{need_text(running + 1)} for this model: baking takes that, running "
-                      f"{need_text(running)}"),
-        (running, f"{need_text(running)} for this model: running takes that"),
-    ):  # fmt: skip
-        with pytest.raises(TargetError) as refused:
-            fit(compile_chunk, 4, running - 1, floor=Floor(0, before, "baking"))
-        assert refused.value.need == f"at least {need}"
-        fit(compile_chunk, 4, before, floor=Floor(0, before, "baking"))
 
 
 def test_a_budget_below_the_floor_is_refused_after_one_compilation(tiny: Path) -> None:

@@ -12,8 +12,8 @@ import pytest
 
 from k3tool.bench import budgets
 from k3tool.bench.memory_watch import MemoryWatch, Sample, sample
-from k3tool.bench.page_cache import cached_bytes, evict
 from k3tool.errors import UsageError
+from k3tool.page_cache import as_found, cached_bytes, evict
 
 MEGABYTES = 10**6
 ASKED = budgets.Asked(Path("ckpt"), (), 2, (1,), 2, 1, None, "f32")
@@ -50,9 +50,41 @@ def test_cached_bytes_are_counted_and_dropped(tmp_path: Path) -> None:
     assert cached_bytes([file]) == 64 * mmap.PAGESIZE
 
 
+@pytest.mark.parametrize("raises", [False, True])
+def test_pages_that_were_not_there_are_gone_after(tmp_path: Path, raises: bool) -> None:
+    """And those that were stay: whoever read them before may want them again."""
+    page, files = mmap.PAGESIZE, [tmp_path / name for name in ("warm", "cold", "half", "gone")]
+    for file in files:
+        file.write_bytes(os.urandom(64 * page))
+    evict(files)
+    if cached_bytes(files):
+        pytest.skip("NOT RUN: this file system keeps its pages")
+    warm, cold, half, gone = files
+    warm.read_bytes()
+    with half.open("rb", buffering=0) as opened:
+        os.posix_fadvise(opened.fileno(), 0, 0, os.POSIX_FADV_RANDOM)  # nothing is read ahead
+        opened.seek(10 * page)
+        opened.read(3 * page)
+    before = {file: cached_bytes([file]) for file in files[:3]}
+    assert before == {warm: 64 * page, cold: 0, half: 3 * page}
+    try:
+        with as_found(files):
+            for file in files:
+                file.read_bytes()
+            assert cached_bytes(files) == 4 * 64 * page
+            gone.unlink()
+            if raises:
+                raise KeyError
+    except KeyError:
+        assert raises
+    assert {file: cached_bytes([file]) for file in files[:3]} == before
+
+
 @pytest.fixture
 def made(tmp_path: Path) -> budgets.Asked:
-    (tmp_path / "w.safetensors").write_bytes(bytes(10**6))
+    header = b"{}"  # which is no weight
+    data = len(header).to_bytes(8, "little") + header + bytes(10**6)
+    (tmp_path / "w.safetensors").write_bytes(data)
     return replace(ASKED, source=tmp_path)
 
 
