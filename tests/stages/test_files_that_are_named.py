@@ -34,11 +34,12 @@ def test_an_absent_file_is_no_download_that_failed(
 
 
 def test_a_file_of_a_checkpoint_is_fetched_again(k3tool: Run, tmp_path: Path) -> None:
-    done = k3tool("bench", "roofline", tmp_path, "--tp", 1, "--device", "H100")  # the control
+    data = ("--layout", "released", "--data", tmp_path)
+    done = k3tool("sample", tmp_path / "new", *data)  # the control
     assert (done.code, "hint: fetch the file again" in done.err) == (3, True)
 
 
 def test_threads_of_nothing_are_refused(k3tool: Run, oracle: Callable[[str], Path]) -> None:
     done = k3tool("inspect", oracle("tiny_tp8"), "--jobs", 2)
     assert (done.code, done.out) == (2, "")
-    assert "--jobs: got no --values, need --values" in done.err
+    assert "--jobs: got no --values, need both" in done.err
