@@ -10,13 +10,13 @@ import click
 from k3tool.compare.differences import NEAR_TIE, Decode, Difference
 from k3tool.compare.ranks import Comparison, Terms, compare
 from k3tool.compare.records import Record, read_records
-from k3tool.errors import UnsoundError, UsageError, listed, quoted
+from k3tool.errors import ArtifactError, UnsoundError, UsageError, listed, quoted, shown
 from k3tool.model.config import K3Config
 from k3tool.runtime.cache import default_cache
 from k3tool.tables import Column, Table, count_text
 from k3tool.terminal import print_table
 from k3tool.text.tokenizer import open_tokenizer
-from k3tool.verdict import require
+from k3tool.verdict import Check, failed, require
 from stages import options as common
 from stages.verify import shared
 
@@ -47,27 +47,29 @@ def run(options: Options) -> Result:
     """
     shared.require_apart(options.files)
     each = [read_records(path) for path in options.files]
-    records = tuple(_alike(each, options.request))
+    chosen = _alike(each, options.request)
+    records = tuple(one for file in chosen for one in file)
     decode, vocab_size = None, None
     if options.tokenizer is not None:
         decode, vocab_size = _decoder(options.tokenizer)
     found = compare(records, Terms(options.near_tie, decode, vocab_size))
+    found.checks += _lacking(options, chosen)
     made = shared.result_of(found.checks, strict=options.strict)
     return Result(made.checks, made.sound and found.verdict == "identical", records, found)
 
 
-def _alike(files: Sequence[Sequence[Record]], request: str | None) -> list[Record]:
-    """Return all records, or those of one request, so that each file's can meet the others'.
+def _alike(files: list[list[Record]], request: str | None) -> list[list[Record]]:
+    """Return each file's records, or those of one request, so that they can meet the others'.
 
     A file of one answer without a name meets one request of a file of several. Raises: UsageError
     where it is not said which.
     """
-    names = sorted({str(one.request) for file in files for one in file if one.request is not None})
+    everything = [one for file in files for one in file]
+    names = sorted({str(one.request) for one in everything if one.request is not None})
     if request is not None and request not in names:
         raise UsageError("--request", got=quoted(request), need=f"one of {listed(names)}")
-    if not names or (request is None and all(one.request is not None for file in files
-                                             for one in file)):  # fmt: skip
-        return [one for file in files for one in file]
+    if not names or (request is None and all(one.request is not None for one in everything)):
+        return files
     if request is None and len(names) > 1:
         raise UsageError(
             "FILES", got=f"one answer beside {count_text(len(names), 'request')}",
@@ -75,10 +77,35 @@ def _alike(files: Sequence[Sequence[Record]], request: str | None) -> list[Recor
         )  # fmt: skip
     chosen = names[0] if request is None else request
     return [
-        replace(one, file=one.name, request=None)
+        [replace(one, file=one.name, request=None) for one in _of_one_name(file, chosen)]
         for file in files
-        for one in file
-        if one.request is None or str(one.request) == chosen
+    ]
+
+
+def _of_one_name(file: Sequence[Record], name: str) -> list[Record]:
+    """Return a file's answer of this name, or its only one that has none; nothing if it lacks it.
+
+    Raises: ArtifactError where two have it, as the number 1 and the word "1": these answer
+    different questions and must not meet each other.
+    """
+    found = [one for one in file if one.request is None or str(one.request) == name]
+    if len(found) > 1:
+        raise ArtifactError(
+            f"{found[0].file}: request {shown(name)}",
+            got="two of this name, a number and a word", need="one",
+            hint="compare all requests (leave --request out), or name one of the two otherwise",
+        )  # fmt: skip
+    return found
+
+
+def _lacking(options: Options, chosen: Sequence[Sequence[Record]]) -> list[Check]:
+    """Return a failure for each file that was given and has nothing of what is compared."""
+    have = [str(path) for path, file in zip(options.files, chosen, strict=True) if file]
+    what = "" if options.request is None else f" request {shown(options.request)}"
+    return [
+        failed(f"{path}{what}", f"absent: only {listed(have)} has it")
+        for path, file in zip(options.files, chosen, strict=True)
+        if not file
     ]
 
 

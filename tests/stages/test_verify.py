@@ -168,6 +168,34 @@ def test_of_a_file_with_several_answers_one_is_chosen(k3tool: Run, tmp_path: Pat
     assert k3tool("verify", "ranks", one, one.with_name("none"), "--request", "x").code == 3
 
 
+def test_a_file_that_lacks_the_chosen_request_fails_however_many_others_agree(
+    k3tool: Run, tmp_path: Path
+) -> None:
+    a, b, lacking = (tmp_path / name for name in ("a.jsonl", "b.jsonl", "lacking.jsonl"))
+    for path in (a, b):
+        path.write_text('{"request": "b", "ids": [5, 6]}\n{"request": 1, "ids": [7, 8]}\n')
+    lacking.write_text('{"request": "a", "ids": [5, 6]}\n')
+    assert k3tool("verify", "ranks", a, b, "--request", "b").code == 0  # the control
+    for files in ((a, b, lacking), (lacking, a, b), (a, lacking)):
+        done = k3tool("verify", "ranks", *files, "--request", "b")
+        assert done.code == 4
+        assert f"{lacking} request b" in done.out + done.err
+        assert "absent: only" in done.out + done.err
+
+
+def test_a_number_and_a_word_that_read_alike_are_not_one_request(
+    k3tool: Run, tmp_path: Path
+) -> None:
+    both, word = tmp_path / "both.jsonl", tmp_path / "word.jsonl"
+    both.write_text('{"request": 1, "ids": [5, 6]}\n{"request": "1", "ids": [5, 6]}\n')
+    word.write_text('{"request": "1", "ids": [5, 6]}\n')
+    for files in ((both,), (both, word)):
+        done = k3tool("verify", "ranks", *files, "--request", 1)
+        assert done.code == 3
+        assert f"{both}: request 1: got two of this name, a number and a word" in done.err
+    assert k3tool("verify", "ranks", word, "--request", 1).code != 3  # the control: one of them
+
+
 # -- logits --------------------------------------------------------------------------------------
 
 
