@@ -73,6 +73,16 @@ K3_FN void k3_round_columns(K3Ctx *c, float *y, uint64_t ldy, uint32_t col0, uin
     }
 }
 
+/* x is an operand of the instruction, so that all its slices find the same there: a leaf may keep what it makes of it. Never
+ * of scratch, where the next tile or slice has other values. */
+K3_FN void k3_same_x(K3Ctx *c, const float *x) {
+#ifdef K3_KEEPS_X
+    c->same_x = x;
+#else
+    (void)c, (void)x;
+#endif
+}
+
 /* k3_rows_dot_bf16 of x that may be known to hold bf16 values (x_bf16: the leaf may pack it, same bits). */
 K3_FN void k3_linear_bf16(K3Ctx *c, const uint16_t *W, uint64_t ldw, uint32_t row0, uint32_t row1, uint32_t K,
                           uint32_t n_blocks, const float *x, uint64_t ldx, uint32_t n_tok, float *y, uint64_t ldy,

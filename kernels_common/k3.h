@@ -94,6 +94,10 @@ typedef struct K3Ctx {
   const K3Expert* awaits; /* an expert that is still coming: the op has returned before its end */
   uint32_t resume;        /* steps of its work that an op so interrupted has done */
 #endif
+#ifdef K3_KEEPS_X
+  uint64_t serial;     /* of an instruction in a step, no two alike in a process; 0: none */
+  const float* same_x; /* what k3_same_x was told in this slice */
+#endif
 } K3Ctx;
 
 K3_STATIC_ASSERT(sizeof(K3Inst) == 64, "a record is 64 bytes");

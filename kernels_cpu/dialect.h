@@ -31,6 +31,7 @@
 #define K3_FOR(i, lo, hi) for (uint32_t i = (lo); i < (hi); i++)
 #define K3_LANE0 1
 #define K3_EXPERTS_COME 1 /* experts may be read while a step runs: moe_union.h */
+#define K3_KEEPS_X 1 /* a worker runs several slices of an instruction, and what it made of x serves them all: panel_rows.h */
 #define K3_ONE_LANE 1 /* what lanes share elsewhere, one does alone: where that changes the way to go */
 #define K3_SYNC(c) ((void)(c))
 

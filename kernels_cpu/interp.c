@@ -133,6 +133,12 @@ static uint32_t execute(K3Worker *w, const K3Program *p, const K3Entry *e, uint3
         if (fault == K3_PENDING) w->ctx.awaits = coming(team, inst, *detail);
         if (fault != K3_FAULT_NONE) return fault;
     }
+#ifdef K3_CONTROL_ONE_SERIAL /* only a test defines it: a leaf keeps what it made of another instruction's x */
+    w->ctx.serial = 1u;
+#else
+    w->ctx.serial = (team->n_step << 32) + e->inst + 1u;
+#endif
+    w->ctx.same_x = NULL;
     body(&w->ctx, inst, e->unit0, e->unit1);
     if (w->ctx.fault != K3_FAULT_NONE) {
         *detail = w->ctx.fault_detail;
@@ -233,7 +239,8 @@ static uint32_t try_workgroup(K3Worker *w, const K3Program *p, uint32_t workgrou
 
 /* ---- a step ---------------------------------------------------------------------------------------- */
 
-/* Own workgroups as far as they go; only where none of them is ready one slice of another worker's, so that a
+/* Own workgroups as far as they go, with several tokens an entry each in turn, so that slices of one instruction come behind
+ * each other and find its x as the last one left it (k3_same_x); only where none of them is ready one slice of another worker's, so that a
  * worker whose core is taken away, or whose slices were the slower ones, does not keep all others waiting. */
 void k3_run_workgroups(K3Worker *w) {
     K3Team *team = w->team;
@@ -242,13 +249,14 @@ void k3_run_workgroups(K3Worker *w) {
     const int reads = w->index >= team->n_threads;
     const uint32_t first = reads ? n_compute + w->index - team->n_threads : w->index;
     const uint32_t last = reads ? first + 1u : n_compute;
+    const uint32_t most = team->step.n_tokens > 1u && !reads ? 1u : UINT32_MAX;
     uint32_t open = 1;
     w->idle = 0;
     w->idle_since_ns = 0;
     while (open > 0 && !stopped(team)) {
         uint32_t done = 0;
         open = 0;
-        for (uint32_t g = first; g < last; g += team->n_threads) done += try_workgroup(w, p, g, UINT32_MAX, &open);
+        for (uint32_t g = first; g < last; g += team->n_threads) done += try_workgroup(w, p, g, most, &open);
         for (uint32_t i = 1; i < n_compute && done == 0 && !reads; i++) {
             const uint32_t g = (w->index + i) % n_compute;
             if (g % team->n_threads != w->index) done = try_workgroup(w, p, g, 1, &open);
@@ -267,8 +275,10 @@ uint32_t k3_team_step(K3Team *team, uint32_t phase, const K3Step *step, uint64_t
     const K3Program *p = &team->image->program[phase];
     const uint32_t n_workgroups = team->image->header->n_workgroups;
     const uint64_t start = k3_now_ns();
+    static uint64_t n_steps; /* of all teams of this process */
     team->step = *step;
     team->phase = phase;
+    team->n_step = __atomic_add_fetch(&n_steps, 1u, __ATOMIC_RELAXED);
     for (uint32_t g = 0; g < n_workgroups; g++) team->queues[g] = (K3Queue){.position = p->queue[g]};
     for (uint32_t t = 0; t < team->n_workers; t++) {
         K3Ctx *c = &team->workers[t].ctx;

@@ -59,6 +59,7 @@ struct K3Team {
     K3Step step; /* this step, and which program runs it */
     uint32_t phase;
     uint32_t quit;
+    uint64_t n_step; /* of all steps of this process */
     _Alignas(K3_LINE) uint32_t go; /* steps started */
     _Alignas(K3_LINE) uint32_t running; /* workers still in the step */
     _Alignas(K3_LINE) uint32_t stop; /* a fault was raised */

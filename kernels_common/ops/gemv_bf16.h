@@ -14,6 +14,7 @@ K3_FN void k3_op_gemv_bf16(K3Ctx *c, const K3Inst *inst, uint32_t u0, uint32_t u
     float *y = k3_out(c, inst, K3_GEMV_BF16_Y) + (uint64_t)from * inst->width;
     const uint32_t n_tok = c->step->n_tokens - from;
     const int round = k3_flag(inst, K3_GEMV_BF16_ROUND); /* then x holds bf16 values */
+    k3_same_x(c, x);
     k3_linear_bf16(c, k3_bf16(c, inst, K3_GEMV_BF16_W), K, u0, u1, K, 1u, x, K, n_tok, y, inst->width, round);
     k3_round_columns(c, y, inst->width, u0, u1, n_tok, round);
 }

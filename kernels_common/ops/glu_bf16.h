@@ -19,6 +19,7 @@ K3_FN void k3_op_glu_bf16(K3Ctx *c, const K3Inst *inst, uint32_t u0, uint32_t u1
     float *u = g + (uint64_t)n_tok * tile;
     uint32_t r, t;
     if (!g) return;
+    k3_same_x(c, x);
     for (r = u0; r < u1; r += tile) {
         const uint32_t n = k3_min(tile, u1 - r);
         k3_linear_bf16(c, gate + (uint64_t)r * K, K, 0u, n, K, 1u, x, K, n_tok, g, tile, round);

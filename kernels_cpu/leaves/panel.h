@@ -61,7 +61,6 @@ typedef struct {
     float d[8][K3P_BATCH][K3P_TILE];           /* sums of rule 5's blocks */
     uint8_t scales[K3P_CHUNKS * 4u + 16u][16]; /* MXFP4: of a group, 16 rows */
     k3v_rows_at behind;                        /* what follows the last rows */
-    _Alignas(64) uint8_t x[K3P_X_BYTES];
 } k3p_work;
 
 /* A group of T tokens at one position. */
@@ -225,11 +224,11 @@ K3V_INLINE void k3p_position(int kind, uint32_t v, int step, uint32_t n_chunks, 
         }
 }
 
-/* Rows' sums of one block, from all positions' quads into y[t], 16 floats. */
-K3V_INLINE void k3p_finish(uint32_t n_tok, const k3p_work *s, float *y, uint64_t ldy) {
+/* Rows' sums of one block, from all positions' quads into those of y[t] that are here, of 16 floats. */
+K3V_INLINE void k3p_finish(uint32_t n_tok, const k3p_work *s, float *y, uint64_t ldy, __mmask16 here) {
     for (uint32_t t = 0; t < n_tok; t++)
-        k3v_store(y + t * ldy, k3v_add(k3v_add(k3v_load(s->first[0][t]), k3v_load(s->first[2][t])),
-                                       k3v_add(k3v_load(s->first[1][t]), k3v_load(s->first[3][t]))));
+        _mm512_mask_storeu_ps(y + t * ldy, here, k3v_add(k3v_add(k3v_load(s->first[0][t]), k3v_load(s->first[2][t])),
+                                                         k3v_add(k3v_load(s->first[1][t]), k3v_load(s->first[3][t]))));
 }
 
 #endif

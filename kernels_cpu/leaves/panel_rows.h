@@ -2,6 +2,8 @@
 #ifndef K3_LEAVES_PANEL_ROWS_H
 #define K3_LEAVES_PANEL_ROWS_H
 
+#include "k3.h"
+
 #define K3P_LEAST_TOKENS 4u
 #define K3P_LEAST_ONCE 2u
 
@@ -36,6 +38,34 @@ K3V_INLINE uint64_t k3p_block_bytes(const k3p_matrix *m, uint32_t n_tok) { /* of
 
 /* Tokens of a group of packed x, at most. */
 K3V_INLINE uint32_t k3p_most(const k3p_matrix *m) { return k3p_is_once(m) || k3p_is_held(m) ? K3P_BATCH : m->S != NULL ? K3P_FEW : K3P_TOKENS; }
+
+/* Packed x, and of what: the next slice of the instruction finds it, and so does another product of the slice. Slices are short
+ * beside a chunk of x, which each would read and write anew from the last-level cache. */
+typedef struct {
+    uint64_t serial; /* 0: of nothing that may be met again */
+    const float *x;
+    uint64_t ldx;
+    uint32_t n_tok;
+    k3p_matrix m; /* the shape that is asked for */
+    _Alignas(64) uint8_t bytes[K3P_X_BYTES];
+} k3p_packed;
+static _Thread_local k3p_packed k3p_x_kept;
+
+/* Whether k3p_x_kept holds x of m for n_tok tokens; else it is to hold that, under the instruction's serial where c knows x as its
+ * operand. */
+K3V_INLINE int k3p_is_kept(const K3Ctx *c, const k3p_matrix *m, const float *x, uint64_t ldx, uint32_t n_tok) {
+    const uint64_t serial = c != NULL && c->same_x == x ? c->serial : 0u;
+    k3p_packed *p = &k3p_x_kept;
+    if (serial != 0u && p->serial == serial && p->x == x && p->ldx == ldx && p->n_tok == n_tok && p->m.K == m->K &&
+        p->m.n_blocks == m->n_blocks && p->m.kind == m->kind && (p->m.S == NULL) == (m->S == NULL))
+        return 1;
+    p->serial = serial;
+    p->x = x;
+    p->ldx = ldx;
+    p->n_tok = n_tok;
+    p->m = *m;
+    return 0;
+}
 
 /* Where 16 rows' block b lies. */
 typedef struct {
@@ -78,9 +108,12 @@ K3V_INLINE void k3p_panel(const k3p_matrix *m, k3p_place at, uint32_t row1, int 
     k3p_panel_coded(w, (const uint8_t(*)[16])s->scales, G, is_cold, s->panel);
 }
 
-/* Block b of rows r .. r + 15 into y; meanwhile what comes next is fetched. */
+/* Which of n rows are in a vector of 16. */
+K3V_INLINE __mmask16 k3p_here(uint32_t n) { return n < K3P_ROWS ? (__mmask16)((1u << n) - 1u) : (__mmask16)0xffffu; }
+
+/* Block b of rows r .. r + 15, or of those that are here, into y; meanwhile what comes next is fetched. */
 K3V_INLINE void k3p_rows16(const k3p_matrix *m, k3p_place at, k3p_place next, uint32_t row1, int is_cold, const uint8_t *x,
-                           uint32_t n_tok, float *y, uint64_t ldy, k3p_work *s) {
+                           uint32_t n_tok, float *y, uint64_t ldy, __mmask16 here, k3p_work *s) {
     static const uint8_t order[4] = {0, 2, 1, 3};
     const uint32_t n = (m->B + K3_CHUNK - 1u) / K3_CHUNK;
     k3p_soon soon = k3p_soon_at(m, next, row1, m->S == NULL ? 2u * m->B : m->B / 2u, s);
@@ -88,12 +121,12 @@ K3V_INLINE void k3p_rows16(const k3p_matrix *m, k3p_place at, k3p_place next, ui
     if (k3p_is_held(m)) {
         if (n == 1u) k3p_held_1(s->panel, x, n_tok, &soon, s->first);
         else k3p_held_2(s->panel, x, n_tok, &soon, s->first);
-        k3p_finish(n_tok, s, y, ldy);
+        k3p_finish(n_tok, s, y, ldy, here);
         return;
     }
     for (int step = 0; step < 4; step++)
         (m->S != NULL ? k3p_coded_position : k3p_position)(m->kind, order[step], step, n, x, n_tok, &soon, s);
-    k3p_finish(n_tok, s, y, ldy);
+    k3p_finish(n_tok, s, y, ldy, here);
 }
 
 K3V_INLINE k3v_f k3p_tree(const k3p_work *s, uint32_t t, uint32_t i, uint32_t nb) {
@@ -106,7 +139,7 @@ K3V_INLINE k3v_f k3p_tree(const k3p_work *s, uint32_t t, uint32_t i, uint32_t nb
 
 K3V_INLINE void k3p_store_trees(const k3p_work *s, uint32_t n_tok, uint32_t n_rows, uint32_t nb, float *y, uint64_t ldy) {
     for (uint32_t i = 0; i < n_rows; i += K3P_ROWS) {
-        const __mmask16 here = n_rows - i < K3P_ROWS ? (__mmask16)((1u << (n_rows - i)) - 1u) : (__mmask16)0xffffu;
+        const __mmask16 here = k3p_here(n_rows - i);
         for (uint32_t t = 0; t < n_tok; t++) _mm512_mask_storeu_ps(y + t * ldy + i, here, k3p_tree(s, t, i, nb));
     }
 }
@@ -162,7 +195,7 @@ K3V_INLINE void k3p_rows16_once(const k3p_matrix *m, uint32_t r, uint32_t row1, 
         k3p_panel_coded(w, (const uint8_t(*)[16])s->scales[b * G], G, is_cold, s->panel);
         for (uint32_t k = 0; k < K3P_ROWS; k++) w[k] += m->B / 2u;
         k3p_fetch(&soon, (K3P_ROWS * soon.lines + m->n_blocks - 1u) / m->n_blocks);
-        k3p_once_by_kind[m->kind](s->panel, s->x + (uint64_t)b * K3_CHUNK * k3p_x_bytes(m->kind),
+        k3p_once_by_kind[m->kind](s->panel, k3p_x_kept.bytes + (uint64_t)b * K3_CHUNK * k3p_x_bytes(m->kind),
                                   k3p_once_ldx(m->kind, m->n_blocks), n_tok, &s->d[b][0][i], K3P_TILE, s->first);
     }
 }
@@ -174,35 +207,38 @@ K3V_INLINE k3p_place k3p_next(const k3p_matrix *m, k3p_place at, uint32_t tile, 
     return rows.r < end ? rows : block.b < m->n_blocks ? block : below;
 }
 
-/* Up to K3P_BATCH tokens. Where the packed x of all blocks is too much, block after block is packed for each tile. */
+/* Up to K3P_BATCH tokens, whose x is packed already or not. Where the packed x of all blocks is too much, block after block is packed for each tile. */
 K3V_INLINE void k3p_batch(const k3p_matrix *m, uint32_t row0, uint32_t row1, const float *const *x, uint32_t n_tok,
-                          const k3p_result *out, k3p_work *s) {
+                          int is_packed, const k3p_result *out, k3p_work *s) {
     const uint64_t of_block = k3p_block_bytes(m, n_tok);
     const int is_cold = k3p_weights(m, row0, 0u) != k3p_fetched;
-    const int is_all = of_block * m->n_blocks <= K3P_X_BYTES, is_once = is_all && k3p_is_once(m);
-    if (is_once) k3p_once_pack(m->kind, x, n_tok, m->n_blocks, m->B, s->x);
+    const int is_all = of_block * m->n_blocks <= K3P_X_BYTES, is_once = is_all && k3p_is_once(m), is_direct = m->n_blocks == 1u && !is_once;
+    if (is_once && !is_packed) k3p_once_pack(m->kind, x, n_tok, m->n_blocks, m->B, k3p_x_kept.bytes);
     for (uint32_t r = row0; r < row1; r += K3P_TILE) {
         const uint32_t n_rows = row1 - r < K3P_TILE ? row1 - r : K3P_TILE;
         for (uint32_t b = 0; b < m->n_blocks; b++) {
-            uint8_t *packed = s->x + (is_all ? b * of_block : 0u);
-            if (!is_once && (!is_all || r == row0)) {
+            uint8_t *packed = k3p_x_kept.bytes + (is_all ? b * of_block : 0u);
+            if (!is_once && (!is_all || (r == row0 && !is_packed))) {
                 const float *from[K3P_BATCH];
                 for (uint32_t t = 0; t < n_tok; t++) from[t] = x[t] + (uint64_t)b * m->B;
                 k3p_pack_x(m->kind, from, n_tok, k3p_most(m), m->B, packed);
             }
             for (uint32_t i = 0; i < n_rows && !is_once; i += K3P_ROWS) {
                 const k3p_place at = {r + i, b};
-                k3p_rows16(m, at, k3p_next(m, at, r, row1), row1, is_cold && r + i == row0 && b == 0u, packed, n_tok, &s->d[b][0][i], K3P_TILE, s);
+                k3p_rows16(m, at, k3p_next(m, at, r, row1), row1, is_cold && r + i == row0 && b == 0u, packed, n_tok,
+                           is_direct ? out->y + (r - row0) + i : &s->d[b][0][i], is_direct ? out->ld : K3P_TILE,
+                           is_direct ? k3p_here(n_rows - i) : (__mmask16)0xffffu, s);
             }
         }
         for (uint32_t i = 0; i < n_rows && is_once; i += K3P_ROWS) k3p_rows16_once(m, r + i, row1, is_cold && r + i == row0, n_tok, i, s);
+        if (is_direct) continue;
         if (out->is_blocks) k3p_store_blocks(s, n_tok, n_rows, m->n_blocks, out->y + (uint64_t)(r - row0) * m->n_blocks, out->ld);
         else k3p_store_trees(s, n_tok, n_rows, m->n_blocks, out->y + (r - row0), out->ld);
     }
 }
 
 /* Token t is row at[t] of X, or row t. */
-static __attribute__((noinline)) void k3p_rows(const k3p_matrix *m, uint32_t row0, uint32_t row1, const float *X, uint64_t ldx,
+static __attribute__((noinline)) void k3p_rows(const K3Ctx *c, const k3p_matrix *m, uint32_t row0, uint32_t row1, const float *X, uint64_t ldx,
                                                const uint32_t *at, uint32_t n_tok, const k3p_result *out) {
     const uint64_t none = k3p_block_bytes(m, 0u), fit = (K3P_X_BYTES - none) / (k3p_block_bytes(m, 1u) - none);
     const uint32_t most = fit < K3P_BATCH ? (uint32_t)fit : K3P_BATCH, n = (n_tok + most - 1u) / most;
@@ -214,7 +250,8 @@ static __attribute__((noinline)) void k3p_rows(const k3p_matrix *m, uint32_t row
         const float *x[K3P_BATCH];
         s.behind = i + 1u < n ? (k3v_rows_at){0, 0} : soon;
         for (uint32_t t = t0; t < t1; t++) x[t - t0] = X + (at != NULL ? at[t] : t) * ldx;
-        k3p_batch(m, row0, row1, x, t1 - t0, &here, &s);
+        const int is_packed = k3p_is_kept(n == 1u && at == NULL ? c : NULL, m, X, ldx, n_tok);
+        k3p_batch(m, row0, row1, x, t1 - t0, is_packed, &here, &s);
     }
     k3p_fetched = soon.w;
 }

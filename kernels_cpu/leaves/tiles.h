@@ -206,7 +206,7 @@ K3V_INLINE void k3v_rows4(int type, const uint8_t *W, uint64_t ldw, uint32_t r0,
 
 static uint32_t k3v_scores_f32(const float *W, uint64_t ldw, uint32_t row0, uint32_t row1, uint32_t K, const float *X,
                                uint64_t ldx, uint32_t n_tok, float *Y, uint64_t ldy);
-static __attribute__((noinline)) void k3v_rows_tokens(int type, const uint8_t *W, uint64_t ldw, uint32_t row0, uint32_t row1,
+static __attribute__((noinline)) void k3v_rows_tokens(const K3Ctx *c, int type, const uint8_t *W, uint64_t ldw, uint32_t row0, uint32_t row1,
                                                       uint32_t K, uint32_t n_blocks, const float *X, uint64_t ldx,
                                                       uint32_t n_tok, float *Y, uint64_t ldy);
 
@@ -237,10 +237,10 @@ K3V_INLINE float k3v_row_blocks(int type, const uint8_t *w, uint32_t B, uint32_t
     return k3v_tree_across(d, n_blocks);
 }
 
-K3V_INLINE void k3v_rows(int type, const uint8_t *W, uint64_t ldw, uint32_t row0, uint32_t row1, uint32_t K,
+K3V_INLINE void k3v_rows(const K3Ctx *c, int type, const uint8_t *W, uint64_t ldw, uint32_t row0, uint32_t row1, uint32_t K,
                          uint32_t n_blocks, const float *X, uint64_t ldx, uint32_t n_tok, float *Y, uint64_t ldy) {
     if (n_tok != 1u) {
-        k3v_rows_tokens(type, W, ldw, row0, row1, K, n_blocks, X, ldx, n_tok, Y, ldy);
+        k3v_rows_tokens(c, type, W, ldw, row0, row1, K, n_blocks, X, ldx, n_tok, Y, ldy);
         return;
     }
     if (k3v_goes_by_blocks(K, n_blocks))
@@ -254,17 +254,15 @@ K3V_INLINE void k3v_rows(int type, const uint8_t *W, uint64_t ldw, uint32_t row0
 K3_LEAF void k3_rows_dot_bf16(const K3Ctx *c, const uint16_t *W, uint64_t ldw, uint32_t row0, uint32_t row1,
                               uint32_t K, uint32_t n_blocks, const float *X, uint64_t ldx, uint32_t n_tok,
                               float *Y, uint64_t ldy) {
-    (void)c;
-    k3v_rows(K3V_BF16, (const uint8_t *)W, ldw, row0, row1, K, n_blocks, X, ldx, n_tok, Y, ldy);
+    k3v_rows(c, K3V_BF16, (const uint8_t *)W, ldw, row0, row1, K, n_blocks, X, ldx, n_tok, Y, ldy);
 }
 
 K3_LEAF void k3_rows_dot_f32(const K3Ctx *c, const float *W, uint64_t ldw, uint32_t row0, uint32_t row1,
                              uint32_t K, uint32_t n_blocks, const float *X, uint64_t ldx, uint32_t n_tok,
                              float *Y, uint64_t ldy) {
     const uint32_t done = n_blocks == 1u ? k3v_scores_f32(W, ldw, row0, row1, K, X, ldx, n_tok, Y, ldy) : 0u;
-    (void)c;
     if (done < n_tok)
-        k3v_rows(K3V_F32, (const uint8_t *)W, ldw, row0, row1, K, n_blocks, X + done * ldx, ldx, n_tok - done, Y + done * ldy, ldy);
+        k3v_rows(c, K3V_F32, (const uint8_t *)W, ldw, row0, row1, K, n_blocks, X + done * ldx, ldx, n_tok - done, Y + done * ldy, ldy);
 }
 
 /* ---- single sums ----------------------------------------------------------------------------------- */

@@ -292,7 +292,7 @@ K3V_INLINE int k3v_mx_panels(int kind, const k3v_mx *m, uint32_t row0, uint32_t 
     const k3p_matrix p = {m->W, m->S, 0, m->K, m->n_blocks, m->B, kind};
     const k3p_result out = {y, ld, is_blocks};
     if (!k3p_takes(&p, n_tok)) return 0;
-    k3p_rows(&p, row0, row1, X, ldx, at, n_tok, &out);
+    k3p_rows(NULL, &p, row0, row1, X, ldx, at, n_tok, &out);
     return 1;
 }
 #endif

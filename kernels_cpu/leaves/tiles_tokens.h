@@ -157,16 +157,17 @@ K3V_INLINE void k3v_rows_few(int type, const uint8_t *w, uint64_t ldw, uint32_t 
     k3v_rows_tree(T, n, n_blocks, s, y, ldy);
 }
 
-static __attribute__((noinline)) void k3v_rows_tokens(int type, const uint8_t *W, uint64_t ldw, uint32_t row0, uint32_t row1,
+static __attribute__((noinline)) void k3v_rows_tokens(const K3Ctx *c, int type, const uint8_t *W, uint64_t ldw, uint32_t row0, uint32_t row1,
                                                       uint32_t K, uint32_t n_blocks, const float *X, uint64_t ldx,
                                                       uint32_t n_tok, float *Y, uint64_t ldy) {
     const uint32_t most = k3v_block_rows(K);
     k3v_tokens s;
+    (void)c;
 #if K3V_LANES == 16
     const k3p_matrix m = {W, NULL, ldw, K, n_blocks, K / n_blocks, K3P_F32};
     const k3p_result out = {Y + row0, ldy, 0};
     if (type == K3V_BF16 && k3p_takes(&m, n_tok)) {
-        k3p_rows(&m, row0, row1, X, ldx, NULL, n_tok, &out);
+        k3p_rows(c, &m, row0, row1, X, ldx, NULL, n_tok, &out);
         return;
     }
 #endif

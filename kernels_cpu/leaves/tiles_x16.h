@@ -105,7 +105,7 @@ K3_LEAF void k3_rows_dot_bf16_x16(const K3Ctx *c, const uint16_t *W, uint64_t ld
     const k3p_matrix m = {(const uint8_t *)W, NULL, ldw, K, n_blocks, B, K3P_BF16};
     const k3p_result out = {Y + row0, ldy, 0};
     if (k3p_takes(&m, n_tok)) {
-        k3p_rows(&m, row0, row1, X, ldx, NULL, n_tok, &out);
+        k3p_rows(c, &m, row0, row1, X, ldx, NULL, n_tok, &out);
         return;
     }
     if (n_tok != 1u || room * n_blocks > K3H_MAX_K) {

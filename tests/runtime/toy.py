@@ -202,10 +202,10 @@ def change_records(isa: Isa, edit: Callable[[Columns], None]) -> Isa:
 
 def images(
     isa: Isa, folder: Path, prompt: tuple[int, ...] = (3, 1, 4, 1, 5), n_gen: int = 6,
-    per_rank: dict[int, dict[str, np.ndarray]] | None = None, **request: Any,
+    per_rank: dict[int, dict[str, np.ndarray]] | None = None, chunk: int = 3, **request: Any,
 ) -> list[bytes]:  # fmt: skip
     """Return every rank's image; `per_rank` gives single ranks other weights."""
-    asked = Request(prompt, n_gen, (), chunk=3, **request)
+    asked = Request(prompt, n_gen, (), chunk=chunk, **request)
     out = []
     for rank in range(isa.tp):
         weights = (per_rank or {}).get(rank, random_weights())
