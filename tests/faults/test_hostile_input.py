@@ -211,7 +211,7 @@ def test_a_path_of_300_letters(k3tool: Run, tmp_path: Path, command: str) -> Non
 def test_data_belongs_to_the_released_layout(k3tool: Run, tmp_path: Path) -> None:
     done = k3tool("sample", tmp_path / "x", "--data", RELEASED_DATA)
     assert (done.code, list(tmp_path.iterdir())) == (2, [])
-    assert "--data: got a layout of its own config, need --layout released" in done.err
+    assert "--data: got no --layout released, need both" in done.err
 
 
 def _packed(text: bytes) -> Callable[[Path], object]:
