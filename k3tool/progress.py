@@ -32,6 +32,12 @@ def silenced(is_silent: bool) -> Iterator[None]:
         _IS_SILENT.reset(token)
 
 
+def notice(line: str) -> None:
+    """Say on stderr what a user would wonder about, unless --quiet."""
+    if not _IS_SILENT.get():
+        print(line, file=sys.stderr, flush=True)
+
+
 @contextmanager
 def progress_of(what: str) -> Iterator[Progress]:
     """Yield what a step calls, often, with its bytes so far and in all."""

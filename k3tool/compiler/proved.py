@@ -1,12 +1,15 @@
 """Writes plans and streams so that none is ever in place that did not prove itself."""
 
+import contextlib
 import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TypeVar
 
+from k3tool.atomic import disk_hint, system_words
 from k3tool.compiler.checks import check_program, require_proved, verify_plan
 from k3tool.compiler.plan import Plan, save_plan
+from k3tool.errors import K3Error
 from k3tool.isa.stream import Isa, read_isa, save_isa
 from k3tool.verdict import Check
 
@@ -41,6 +44,13 @@ def _proved(
         written = write(candidate)
         require_proved(check(candidate), str(path))
         os.replace(candidate, path)
+    except OSError as error:
+        got, hint = system_words(error), disk_hint(error)
+        raise K3Error(str(path), got=got, need="a writable file", hint=hint) from None
+    except K3Error as error:  # of a name that nobody knows
+        error.object = error.object.replace(str(candidate), str(path))
+        raise
     finally:
-        candidate.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            candidate.unlink(missing_ok=True)
     return written

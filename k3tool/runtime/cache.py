@@ -5,11 +5,9 @@ the op table and the compiler's own sources. An entry that does not open is buil
 that a user names are refused instead.
 """
 
-import contextlib
-import fcntl
 import hashlib
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -39,6 +37,7 @@ from k3tool.model.sizes import rank_bytes
 from k3tool.progress import at_step, progress_of
 from k3tool.runtime.budget import fit, run_floor
 from k3tool.runtime.build import ROOT
+from k3tool.runtime.cache_entry import locked, remove_shards, require_no_folder
 from k3tool.runtime.finite import state_key
 from k3tool.runtime.options import RunOptions, check_fixed, context_of, logits_bytes
 from k3tool.runtime.weights import RankWeights
@@ -151,14 +150,6 @@ def cache_folder(options: RunOptions) -> Path:
     return folder
 
 
-@contextlib.contextmanager
-def _locked(folder: Path, key: str) -> Iterator[None]:
-    """Hold the lock of one entry, so that two runs do not build it at once."""
-    with (folder / f".{key}.lock").open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield
-
-
 # -- weights -----------------------------------------------------------------------------------
 
 
@@ -194,28 +185,35 @@ def _cached_shards(source: Source, folder: Path, say: Say, note: Say) -> tuple[S
     assert source.checkpoint is not None
     key = _shards_key(source.checkpoint, source.tp)
     path = folder / key
-    with _locked(folder, key):
-        if path.exists():
+    with locked(folder, key, f"shards of tp {source.tp}") as entry:
+        is_damaged = False
+        if os.path.lexists(path):
             try:
                 shards = Shards.open(path)
                 for rank in range(shards.tp):
                     shards.rank(rank).close()
             except ArtifactError as error:
                 say(f"cached shards are built again: {error}")
+                is_damaged = True
             else:
                 if shards.identity == source.identity:
                     say(f"shards from the cache: {path}")
                     return shards, "reused"
-        copied = source.tp * rank_bytes(source.config, source.tp).total
-        note(f"writing a copy of the weights for {source.tp} ranks: {bytes_text(copied)} to {path}")
-        try:
-            with progress_of("shard") as progress:
-                shard_checkpoint(source.path, source.tp, path, force=True, progress=progress)
-        except RefusedValueError as error:  # run answers alike at every degree, by whoever meets it
-            raise UnsoundError(
-                error.object, got=error.got, need=error.need, hint=error.hint
-            ) from None
+        with entry.building():
+            if is_damaged:
+                remove_shards(path)
+            _make_shards(source, path, note)
         return Shards.open(path), "built"
+
+
+def _make_shards(source: Source, path: Path, note: Say) -> None:
+    copied = source.tp * rank_bytes(source.config, source.tp).total
+    note(f"writing a copy of the weights for {source.tp} ranks: {bytes_text(copied)} to {path}")
+    try:
+        with progress_of("shard") as progress:
+            shard_checkpoint(source.path, source.tp, path, force=True, progress=progress)
+    except RefusedValueError as error:  # run answers alike at every degree, by whoever meets it
+        raise UnsoundError(error.object, got=error.got, need=error.need, hint=error.hint) from None
 
 
 # -- program -----------------------------------------------------------------------------------
@@ -256,7 +254,7 @@ def _cached_program(source: Source, options: RunOptions, say: Say) -> Program:
     identity = canonical_json([settings | budget, eps, unnamed, isa_hash(), _compiler_hash()])
     key = "program-" + hashlib.sha256(identity.encode()).hexdigest()[:24]
     path, plan_path = folder / f"{key}.isa.h5", folder / f"{key}.plan.h5"
-    with _locked(folder, key):
+    with locked(folder, key, f"a program of tp {source.tp}") as entry:
         if path.exists():
             try:
                 isa = load_isa(path)
@@ -269,8 +267,11 @@ def _cached_program(source: Source, options: RunOptions, say: Say) -> Program:
                 return Program(isa, path.name, "reused")
         say(f"compiling: {path}")
         at_step("compiling")
-        plan = save_proved_plan(_compiled(source, options, settings, reserved), plan_path)
-        save_proved_isa(emit(plan, target.name, plan_path.name), path)
+        with entry.building():
+            require_no_folder(path)
+            require_no_folder(plan_path)
+            plan = save_proved_plan(_compiled(source, options, settings, reserved), plan_path)
+            save_proved_isa(emit(plan, target.name, plan_path.name), path)
         return Program(load_isa(path), path.name, "built")
 
 

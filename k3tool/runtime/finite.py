@@ -17,7 +17,7 @@ from k3tool.checkpoint.findings import first_error
 from k3tool.checkpoint.reader import Checkpoint
 from k3tool.checkpoint.value_targets import BF16, F32, Targets
 from k3tool.checkpoint.values import ValueScan
-from k3tool.errors import UnsoundError
+from k3tool.errors import K3Error, UnsoundError
 from k3tool.progress import progress_of
 
 Say = Callable[[str], None]
@@ -27,7 +27,7 @@ _MOST_THREADS = 8  # a disk gives no more
 def require_finite(folder: Checkpoint, cache: Path, say: Say) -> None:
     """Refuse a folder with a non-finite weight. Raises: UnsoundError naming file and tensor."""
     mark = cache / f"finite-{_key(folder)}"
-    if mark.exists():
+    if mark.is_file():
         return
     say(f"looking for NaN and Inf: {folder.path}")
     jobs = min(_MOST_THREADS, len(os.sched_getaffinity(0)))
@@ -42,8 +42,11 @@ def require_finite(folder: Checkpoint, cache: Path, say: Say) -> None:
     error = first_error(folder.path, wrong, "inspect --values")
     if error is not None:
         raise UnsoundError(error.object, got=error.got, need=error.need, hint=error.hint)
-    with atomic_path(mark) as temporary:
-        temporary.touch()
+    try:
+        with atomic_path(mark) as temporary:
+            temporary.touch()
+    except K3Error as refused:  # a cache that only reads: the next run looks again
+        say(f"not remembered: {refused}")
 
 
 def _key(folder: Checkpoint) -> str:

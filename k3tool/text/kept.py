@@ -17,7 +17,7 @@ from k3tool.text import byte_pairs
 def kept(cache: Path, ranks: bytes, make: Callable[[], str]) -> str:
     """Return what `make` gives for these ranks, from the cache where it is there and whole.
 
-    Raises: K3Error when the cache cannot be written.
+    Where the cache cannot be written it is made each time: that is slower, and nothing else.
     """
     code = Path(byte_pairs.__file__).read_bytes()
     key = hashlib.sha256(hashlib.sha256(ranks).digest() + hashlib.sha256(code).digest())
@@ -27,12 +27,10 @@ def kept(cache: Path, ranks: bytes, make: Callable[[], str]) -> str:
         return found
     text = make()
     body = text.encode()
-    try:
+    with contextlib.suppress(OSError, K3Error):
         cache.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise K3Error(str(cache), got=error.strerror, need="a writable folder") from None
-    with atomic_path(path) as temporary:
-        temporary.write_bytes(_digest(body) + b"\n" + body)
+        with atomic_path(path) as temporary:
+            temporary.write_bytes(_digest(body) + b"\n" + body)
     return text
 
 
