@@ -49,6 +49,13 @@ K3_FN uint32_t k3_first_token(const K3Ctx *c, uint32_t head_only) {
     return head_only ? k3_min(c->step->head_from, c->step->n_tokens) : 0u;
 }
 
+/* How many of the tokens from t on, at most `most`, go on in one sequence. */
+K3_FN uint32_t k3_run_of(const K3Step *step, uint32_t t, uint32_t most) {
+    uint32_t n = 1;
+    while (n < most && t + n < step->n_tokens && step->slot[t + n] == step->slot[t] && step->position[t + n] != 0u) n++;
+    return n;
+}
+
 /* Rule 8: a sum of squares, a score or a logit that is not finite stops the run. */
 K3_FN void k3_check_finite(K3Ctx *c, float value, uint32_t detail) {
     if (k3_not_finite(value)) k3_trap(c, K3_FAULT_NONFINITE, detail);
@@ -60,7 +67,7 @@ K3_FN void k3_check_finite(K3Ctx *c, float value, uint32_t detail) {
 K3_FN int k3_flag(const K3Inst *inst, uint32_t bit) { return (inst->flags & bit) != 0u; }
 
 /* v behind a rounding point: the nearest bf16, if flagged. */
-K3_FN float k3_rnd(float v, int round) { return round ? k3_bf16_to_f32(k3_f32_to_bf16(v)) : v; }
+K3_FN float k3_rnd(float v, int round) { return round ? k3_nearest_bf16(v) : v; }
 
 /* Columns [col0, col1) of n_tok rows behind a rounding point. What wrote them need not be visible yet. */
 K3_FN void k3_round_columns(K3Ctx *c, float *y, uint64_t ldy, uint32_t col0, uint32_t col1, uint32_t n_tok, int round) {
@@ -151,13 +158,43 @@ K3_FN K3Peers k3_peers(const K3Ctx *c, const K3Inst *inst, uint32_t slot) {
     return p;
 }
 
-/* Element i of the all-reduced tensor: the ranks' subtrees in rule 5's tree. Never left to right. */
-K3_FN float k3_peer_sum(const K3Peers *p, uint64_t i) {
-    const float *const *x = p->rank;
-    if (p->n == 1u) return x[0][i];
-    if (p->n == 2u) return x[0][i] + x[1][i];
-    if (p->n == 4u) return (x[0][i] + x[1][i]) + (x[2][i] + x[3][i]);
+/* Element i of the all-reduced tensor of n ranks: their subtrees in rule 5's tree. Never left to right. */
+K3_INLINE float k3_peer_sum_of(const float *const *x, uint32_t n, uint64_t i) {
+    if (n == 1u) return x[0][i];
+    if (n == 2u) return x[0][i] + x[1][i];
+    if (n == 4u) return (x[0][i] + x[1][i]) + (x[2][i] + x[3][i]);
     return ((x[0][i] + x[1][i]) + (x[2][i] + x[3][i])) + ((x[4][i] + x[5][i]) + (x[6][i] + x[7][i]));
+}
+K3_FN float k3_peer_sum(const K3Peers *p, uint64_t i) { return k3_peer_sum_of(p->rank, p->n, i); }
+
+/* y[i] = residual[i] + (up[i] + element at + i of the all-reduced tensor), each sum behind a rounding point; up may be absent. */
+K3_INLINE void k3_reduce_part(const K3Peers *p, uint32_t n_ranks, uint64_t at, const float *up, const float *K3_RESTRICT residual,
+                              uint32_t n, float *K3_RESTRICT y, int round) {
+    K3_FOR(i, 0, n) {
+        float v = k3_rnd(k3_peer_sum_of(p->rank, n_ranks, at + i), round);
+        if (up) v = k3_rnd(up[i] + v, round);
+        y[i] = k3_rnd(residual[i] + v, round);
+    }
+}
+
+/* The same; on one lane each case is a loop with nothing to ask in it, or a compiler goes element by element. */
+K3_INLINE void k3_reduce_columns(const K3Peers *p, uint64_t at, const float *up, const float *residual, uint32_t n, float *y,
+                                 int round) {
+#ifdef K3_ONE_LANE
+    if (round) {
+        if (p->n == 1u) k3_reduce_part(p, 1u, at, up, residual, n, y, 1);
+        else if (p->n == 2u) k3_reduce_part(p, 2u, at, up, residual, n, y, 1);
+        else if (p->n == 4u) k3_reduce_part(p, 4u, at, up, residual, n, y, 1);
+        else k3_reduce_part(p, 8u, at, up, residual, n, y, 1);
+        return;
+    }
+    if (p->n == 1u) k3_reduce_part(p, 1u, at, up, residual, n, y, 0);
+    else if (p->n == 2u) k3_reduce_part(p, 2u, at, up, residual, n, y, 0);
+    else if (p->n == 4u) k3_reduce_part(p, 4u, at, up, residual, n, y, 0);
+    else k3_reduce_part(p, 8u, at, up, residual, n, y, 0);
+#else
+    k3_reduce_part(p, p->n, at, up, residual, n, y, round);
+#endif
 }
 
 #endif

@@ -35,6 +35,15 @@ K3_FN uint16_t k3_f32_to_bf16(float f) {
     return (uint16_t)((u & 0x7fffffffu) > K3_BITS_INF ? quiet : rounded);
 }
 
+/* The nearest bf16 as binary32: the same as through the word, without leaving 32 bits, where a compiler would narrow
+ * every vector and widen it again. */
+K3_FN float k3_nearest_bf16(float f) {
+    const uint32_t u = k3_f32_to_bits(f);
+    const uint32_t rounded = u + 0x7fffu + ((u >> 16) & 1u);
+    const uint32_t quiet = u | 0x400000u;
+    return k3_bits_to_f32(((u & 0x7fffffffu) > K3_BITS_INF ? quiet : rounded) & 0xffff0000u);
+}
+
 /* ---- classification ------------------------------------------------------------------------------ */
 
 /* True for infinities and NaN. Tests bits, so no compiler option can assume it away. */

@@ -18,11 +18,9 @@ K3_FN void k3_op_reduce_gather_add(K3Ctx *c, const K3Inst *inst, uint32_t u0, ui
         for (r = 0; r < c->n_ranks; r++) {
             const K3Shard s = k3_shard(c, inst, K3_REDUCE_GATHER_ADD_UP, shard_cols, r, t, u0 * inst->unit_cols,
                                        u1 * inst->unit_cols);
-            const uint64_t row = (uint64_t)t * inst->width;
-            K3_FOR(j, s.lo, s.hi) {
-                const float v = k3_rnd(s.row[j - r * shard_cols] + k3_rnd(k3_peer_sum(&x, row + j), round), round);
-                y[row + j] = k3_rnd(residual[row + j] + v, round);
-            }
+            const uint64_t at = (uint64_t)t * inst->width + s.lo;
+            if (s.lo < s.hi)
+                k3_reduce_columns(&x, at, s.row + (s.lo - r * shard_cols), residual + at, s.hi - s.lo, y + at, round);
         }
 }
 
