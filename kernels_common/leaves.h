@@ -45,6 +45,8 @@
  *   kda_step.h's step of one token and head, S [D][D]; returns 0, with nothing done, where D is no number for it. Only where
  *   the dialect has it: elsewhere, and for such D, the body's own text is what it equals.
  *     k3_delta_f32
+ *   The same of n_tok tokens behind each other, q, k and decay ldq apart, v ldv, y ldy, beta 1; first is the first token's
+ *     k3_delta_tokens_f32
  *   scalars
  *     k3_dot_f32, k3_sum_f32   rule 3 at any length (a matrix row, an attention score, a softmax page)
  *     k3_axis_dot              rule 6: one rule-3 dot up to 512 elements, else 8 equal blocks and the tree
@@ -119,6 +121,9 @@ K3_FN void k3_mix_rows_f32(const K3Ctx *c, const float *rows, uint64_t ld, uint3
 #ifdef K3_DELTA_LEAF
 K3_LEAF int k3_delta_f32(const K3Ctx *c, float *S, uint32_t D, const float *q, const float *k, const float *v, const float *decay,
                          float beta, int first, float *y);
+K3_LEAF int k3_delta_tokens_f32(const K3Ctx *c, float *S, uint32_t D, uint32_t n_tok, const float *q, const float *k,
+                                const float *decay, uint64_t ldq, const float *v, uint64_t ldv, const float *beta, int first,
+                                float *y, uint64_t ldy);
 #endif
 
 #ifdef K3_SOON_LEAF /* a hint: behind the rows of the next MXFP4 leaf, w and s are read; changes no value */
