@@ -40,6 +40,8 @@
  *     k3_rows_dot_mxfp4_at (one block), k3_rows_blocks_mxfp4_at
  *   y[j] for j in [col0, col1): rule 3 over i of M[i * ld + j] x[i]
  *     k3_cols_dot_f32, k3_cols_dot_bf16
+ *   The second of n_tok x, ldx apart, and columns [0, cols) into y ldy apart; also as _x16
+ *     k3_cols_tokens_bf16
  *   Y[h * ldy + j] for j < cols, h < n_mix: acc = fma(E[h * lde + i], rows[i * ld + j], acc) over i < n in order, from +0
  *     k3_mix_rows_f32
  *   kda_step.h's step of one token and head, S [D][D]; returns 0, with nothing done, where D is no number for it. Only where
@@ -118,6 +120,17 @@ K3_FN void k3_mix_rows_f32(const K3Ctx *c, const float *rows, uint64_t ld, uint3
 }
 #endif
 
+#ifdef K3_TOKENS_LEAF
+K3_LEAF void k3_cols_tokens_bf16(const K3Ctx *c, const uint16_t *M, uint64_t ld, uint32_t n, uint32_t cols, const float *X,
+                                 uint64_t ldx, uint32_t n_tok, float *Y, uint64_t ldy);
+#else
+K3_FN void k3_cols_tokens_bf16(const K3Ctx *c, const uint16_t *M, uint64_t ld, uint32_t n, uint32_t cols, const float *X,
+                               uint64_t ldx, uint32_t n_tok, float *Y, uint64_t ldy) {
+    uint32_t t;
+    for (t = 0; t < n_tok; t++) k3_cols_dot_bf16(c, M, ld, n, 0u, cols, X + t * ldx, Y + t * ldy);
+}
+#endif
+
 #ifdef K3_DELTA_LEAF
 K3_LEAF int k3_delta_f32(const K3Ctx *c, float *S, uint32_t D, const float *q, const float *k, const float *v, const float *decay,
                          float beta, int first, float *y);
@@ -161,7 +174,10 @@ K3_LEAF void k3_rows_dot_mxfp4_at_x16(const K3Ctx *c, const uint8_t *W, const ui
 K3_LEAF void k3_rows_blocks_mxfp4_at_x16(const K3Ctx *c, const uint8_t *W, const uint8_t *S, uint32_t row0, uint32_t row1,
                                          uint32_t K, uint32_t n_blocks, const float *X, const uint32_t *at, uint32_t n_tok,
                                          float *D, uint64_t ldd);
+K3_LEAF void k3_cols_tokens_bf16_x16(const K3Ctx *c, const uint16_t *M, uint64_t ld, uint32_t n, uint32_t cols, const float *X,
+                                     uint64_t ldx, uint32_t n_tok, float *Y, uint64_t ldy);
 #else
+#define k3_cols_tokens_bf16_x16 k3_cols_tokens_bf16
 #define k3_rows_dot_mxfp4_at_x16 k3_rows_dot_mxfp4_at
 #define k3_rows_blocks_mxfp4_at_x16 k3_rows_blocks_mxfp4_at
 #endif

@@ -26,8 +26,8 @@ K3_FN void k3_mla_heads(K3Ctx *c, const K3MlaHeads *m, const K3Softmax *a, uint3
     const uint64_t of_head = (uint64_t)(nope + v) * latent;
     uint32_t h;
     for (h = 0; h < n; h++)
-        k3_qlat_head(c, m->q + t * m->q_width + (uint64_t)(h0 + h) * (nope + rope), m->kv_b + (h0 + h) * of_head, nope, rope,
-                     latent, m->ql + (uint64_t)h * (latent + rope), m->round);
+        k3_qlat_head(c, m->q + t * m->q_width + (uint64_t)(h0 + h) * (nope + rope), m->q_width, m->kv_b + (h0 + h) * of_head,
+                     nope, rope, latent, 1u, m->ql + (uint64_t)h * (latent + rope), latent + rope, m->round);
     K3_SYNC(c);
     k3_attend_heads(c, a, t, n, m->ql, latent + rope, m->ctx);
     for (h = 0; h < n; h++) {

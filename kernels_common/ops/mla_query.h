@@ -15,15 +15,12 @@ K3_FN void k3_query_head(K3Ctx *c, const K3Inst *inst, uint32_t h, const float *
     const uint32_t rope = inst->param[K3_MLA_QUERY_ROPE], latent = inst->param[K3_MLA_QUERY_LATENT];
     const uint32_t n_tok = c->step->n_tokens, rows = nope + rope, of_head = nope + inst->param[K3_MLA_QUERY_V];
     const int round = k3_flag(inst, K3_MLA_QUERY_ROUND);
-    uint32_t t;
     k3_linear_bf16(c, k3_bf16(c, inst, K3_MLA_QUERY_W) + (uint64_t)h * rows * K, K, 0u, rows, K, 1u, normed, K, n_tok, q,
                    rows, k3_flag(inst, K3_MLA_QUERY_NORM_ROUND));
     k3_round_columns(c, q, rows, 0u, rows, n_tok, round);
     K3_SYNC(c);
-    for (t = 0; t < n_tok; t++)
-        k3_qlat_head(c, q + (uint64_t)t * rows, k3_bf16(c, inst, K3_MLA_QUERY_KV_B) + (uint64_t)h * of_head * latent, nope,
-                     rope, latent,
-                     k3_out(c, inst, K3_MLA_QUERY_Y) + (uint64_t)t * inst->width + (uint64_t)h * (latent + rope), round);
+    k3_qlat_head(c, q, rows, k3_bf16(c, inst, K3_MLA_QUERY_KV_B) + (uint64_t)h * of_head * latent, nope, rope, latent, n_tok,
+                 k3_out(c, inst, K3_MLA_QUERY_Y) + (uint64_t)h * (latent + rope), inst->width, round);
     K3_SYNC(c); /* the next head overwrites q */
 }
 

@@ -13,6 +13,7 @@
 #include "tiles_tokens.h"
 
 #include "tiles_columns.h"
+#include "tiles_columns_tokens.h"
 #include "tiles_delta.h"
 #include "tiles_mix.h"
 #include "tiles_scores.h"
@@ -36,6 +37,7 @@
 #include "tiles_tokens.h"
 
 #include "tiles_columns.h"
+#include "tiles_columns_tokens.h"
 #include "tiles_delta.h"
 #include "tiles_mix.h"
 #include "tiles_scores.h"
