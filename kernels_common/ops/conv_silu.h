@@ -7,18 +7,13 @@
 #include "short_conv.h"
 
 K3_FN void k3_op_conv_silu(K3Ctx *c, const K3Inst *inst, uint32_t u0, uint32_t u1) {
-    const float *conv = k3_in(c, inst, K3_CONV_SILU_CONV);
-    const int round = k3_flag(inst, K3_CONV_SILU_ROUND);
+    const float *x = k3_in(c, inst, K3_CONV_SILU_X), *conv = k3_in(c, inst, K3_CONV_SILU_CONV);
     const uint32_t j0 = u0 * inst->unit_cols, j1 = u1 * inst->unit_cols;
-    uint32_t t;
-    for (t = 0; t < c->step->n_tokens; t++) {
-        const float *x = k3_in(c, inst, K3_CONV_SILU_X) + (uint64_t)t * inst->width;
-        float *y = k3_out(c, inst, K3_CONV_SILU_Y) + (uint64_t)t * inst->width;
-        float *taps = k3_conv_taps(c, inst, K3_CONV_SILU_TAPS, t);
-        const int first = c->step->position[t] == 0u;
-        k3_conv_channels(c, x, conv, taps, inst->width, j0, j1, first, y + j0);
-        K3_FOR(j, j0, j1) { y[j] = k3_rnd(k3_silu(y[j]), round); }
-    }
+    float *y = k3_out(c, inst, K3_CONV_SILU_Y);
+    if (k3_flag(inst, K3_CONV_SILU_ROUND)) /* each its own loop, with nothing to ask in it */
+        k3_conv_tokens(c, inst, j0, j1, x, conv, K3_CONV_SILU_TAPS, y, 1, 1);
+    else
+        k3_conv_tokens(c, inst, j0, j1, x, conv, K3_CONV_SILU_TAPS, y, 1, 0);
 }
 
 #endif
