@@ -112,23 +112,38 @@ def write_large_artifact(
     digest = Digest(roots)
     with atomic_path(Path(path)) as temporary:
         with DiskFile(temporary) as disk:
-            with h5py.File(disk, "w", userblock_size=USER_BLOCK_BYTES) as file:
-                for name in sorted(datasets):
-                    dataset = datasets[name]()
-                    stored = stored_array(name, dataset)
-                    words = words_of(dataset, stored)
-                    digest.add(name, stored, words)
-                    _write_dataset(file, name, stored, words)
-                roots["k3.content_sha256"] = digest.hexdigest()
-                roots["k3.tool"] = tool_version()
-                for name, value in sorted(roots.items()):
-                    file.attrs[name] = value
-            if disk.error is not None:
+            try:
+                _write_file(disk, roots, datasets, digest)
+            except (OSError, RuntimeError, ValueError):
+                if disk.error is None:
+                    raise
+            if disk.error is not None:  # HDF5 says of it what only HDF5 knows, or nothing
                 raise disk.error
         block = _user_block(kind, _sha256_behind_block(temporary))
         with temporary.open("r+b") as whole:
             whole.write(block)
     return digest.hexdigest()
+
+
+def _write_file(
+    disk: DiskFile,
+    roots: dict[str, str | int | float | bool],
+    datasets: Mapping[str, Callable[[], Dataset]],
+    digest: Digest,
+) -> None:
+    with h5py.File(disk, "w", userblock_size=USER_BLOCK_BYTES) as file:
+        for name in sorted(datasets):
+            dataset = datasets[name]()
+            stored = stored_array(name, dataset)
+            words = words_of(dataset, stored)
+            digest.add(name, stored, words)
+            _write_dataset(file, name, stored, words)
+            if disk.error is not None:
+                return
+        roots["k3.content_sha256"] = digest.hexdigest()
+        roots["k3.tool"] = tool_version()
+        for name, value in sorted(roots.items()):
+            file.attrs[name] = value
 
 
 def _new_roots(

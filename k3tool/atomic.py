@@ -115,6 +115,11 @@ def system_words(error: OSError) -> str:
     return os.strerror(error.errno) if error.errno else str(error)
 
 
+def is_full(error: K3Error) -> bool:
+    """Return whether a file was refused because its disk, or a quota on it, has no room left."""
+    return error.got in (os.strerror(errno.ENOSPC), os.strerror(errno.EDQUOT))
+
+
 def disk_hint(error: OSError) -> str:
     """Return the next step after what the system says of an output."""
     if error.errno in (errno.ENOSPC, errno.EDQUOT):

@@ -215,6 +215,16 @@ class Recorder:
             yield Step(phase, int(head["n_tokens"]),
                        int(head["position"]), int(head["head_from"]), hashes)  # fmt: skip
 
+    def cut(self, n_steps: int) -> None:
+        """Drop all steps behind the first `n_steps`: their room on the disk is free again."""
+        size = 0
+        for number, step in enumerate(self.steps()):
+            if number == n_steps:
+                break
+            size += STEP_DTYPE.itemsize + step.hashes[0].nbytes
+        for files in self._ranks:
+            os.ftruncate(files.hashes, size)
+
     def kept_values(self, phase: str, index: int) -> list[Array]:
         """Return a kept result's rows on every rank, (positions, words) bits; none if not kept."""
         start = int(self.kept_rows[phase][index])

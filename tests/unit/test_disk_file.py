@@ -26,6 +26,19 @@ def test_a_write_that_fails_is_kept() -> None:
         assert file.error.errno == 28
 
 
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="NOT RUN: no /dev/full")
+def test_what_the_disk_did_not_take_is_read_back() -> None:
+    """A library that reads other bytes than it wrote, or fewer, crashes when it closes the file."""
+    with DiskFile(Path("/dev/full")) as file:
+        file.seek(4)
+        file.write(b"abcdefgh")
+        file.seek(6)
+        file.write(b"XY")
+        assert file.seek(0, os.SEEK_END) == 12
+        file.seek(2)
+        assert file.read(20) == b"\0\0abXYefgh"
+
+
 def test_a_large_artifact_is_one_like_any_other(tmp_path: Path) -> None:
     given = {"inputs": [InputRef("x", "y", "z", "0")], "params": {"tp": 1}, "target": "cpu"}
     large = write_large_artifact(
@@ -39,15 +52,15 @@ def test_a_large_artifact_is_one_like_any_other(tmp_path: Path) -> None:
 
 
 def test_a_full_disk_leaves_nothing_of_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    write, calls = os.write, []
+    write, calls = os.pwrite, []
 
-    def full(descriptor: int, data: bytes) -> int:
+    def full(descriptor: int, data: bytes, at: int) -> int:
         calls.append(len(data))
         if len(calls) > 3:
             raise OSError(28, "No space left on device")
-        return write(descriptor, data)
+        return write(descriptor, data, at)
 
-    monkeypatch.setattr("k3tool.disk_file.os.write", full)
+    monkeypatch.setattr("k3tool.disk_file.os.pwrite", full)
     with pytest.raises(K3Error, match="No space left on device"):
         write_large_artifact(
             tmp_path / "out", "trace", 1, {k: lambda v=v: v for k, v in DATASETS.items()}
