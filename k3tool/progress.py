@@ -227,7 +227,10 @@ def rate_form(*, shares_terminal: bool) -> RateForm | None:
     term = os.environ.get("TERM", "")
     if shares_terminal:
         return None if term in _WITHOUT_TITLE else TITLE
-    is_narrow = 0 < os.get_terminal_size(sys.stderr.fileno()).columns < _LEAST_COLUMNS
+    try:
+        is_narrow = 0 < os.get_terminal_size(sys.stderr.fileno()).columns < _LEAST_COLUMNS
+    except OSError:  # it has hung up meanwhile
+        return None
     return None if term in _WITHOUT_ERASING or is_narrow else LINE
 
 

@@ -24,7 +24,6 @@ try:
 
     import contextlib
     import importlib
-    import io
     import os
     import traceback
     from collections.abc import Sequence
@@ -37,6 +36,7 @@ try:
     from k3tool.memory import STARTUP_BYTES, require_room, rooms
     from stages.help import EXIT_CODES, TRACEBACK, finish
     from stages.refusals import PROGRAM, Commands, command_of, in_our_form
+    from stages.streams import NobodyReads, open_standard_streams, silence_stdout
 except KeyboardInterrupt:  # Ctrl-C while modules load is Ctrl-C all the same
     sys.exit(130)  # INTERRUPTED, whose own module may be the one that was loading
 
@@ -155,20 +155,14 @@ def run_command(arguments: Sequence[str]) -> int:
         click.echo("interrupted", err=True)
         return INTERRUPTED
     except Terminated as stop:
-        with contextlib.suppress(OSError):  # a terminal that hung up takes no words
-            click.echo("terminated", err=True)
+        click.echo("terminated", err=True)
         return stop.exit_code
-    except BrokenPipeError:
-        _silence_stdout()  # the reader has gone, and wants no more
+    except NobodyReads as stop:
+        return stop.exit_code
     except OSError as error:
-        _silence_stdout()
+        silence_stdout()
         return _report(_system_error(error), context)
     return 0
-
-
-def _silence_stdout() -> None:
-    """Point stdout elsewhere, or the interpreter's last flush complains."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _system_error(error: OSError) -> K3Error:
@@ -221,25 +215,6 @@ def _report(error: K3Error, context: click.Context | None) -> int:
     return error.exit_code
 
 
-def _open_standard_streams() -> None:
-    """Open a closed stdin, stdout or stderr on nothing: else the next file opened takes its number,
-    and what is printed lands in that file.
-
-    stdout is opened for reading, so that a result that is printed fails as if it were still closed;
-    on stderr nothing is lost but words.
-    """
-    for number, name, mode in ((0, "stdin", "r"), (1, "stdout", "w"), (2, "stderr", "w")):
-        if getattr(sys, name) is None:
-            null = os.open(os.devnull, os.O_WRONLY if name == "stderr" else os.O_RDONLY)
-            if null != number:
-                os.dup2(null, number)
-                os.close(null)
-            setattr(sys, name, os.fdopen(number, mode, closefd=False))
-    # A path may hold what the stream has no bytes for; the rest of the report is worth printing.
-    if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="backslashreplace")
-
-
 def _complete(instruction: str) -> int:
     """Answer a shell that completes a line; a damaged checkout must not print into that line."""
     from click.shell_completion import shell_complete
@@ -253,7 +228,7 @@ def _complete(instruction: str) -> int:
 def main() -> None:
     """Run the command line of this process."""
     try:
-        _open_standard_streams()
+        open_standard_streams()
         take_signals()
         asked = os.environ.get(_COMPLETE)
         code = _complete(asked) if asked else run_command(sys.argv[1:])

@@ -19,6 +19,7 @@ from k3tool.isa.stream import Isa, Stream, load_isa
 from k3tool.isa.table import ALL_PHASES
 from stages import options as common
 from stages.refusals import unfit
+from stages.streams import flush_or_stop
 
 _LISTING = "give all that k3tool disasm printed of this plan, edited or not"
 
@@ -206,3 +207,4 @@ def command(
     common.refuse_beside(*_OF_PRINTING, beside="listing", why="a plan is assembled whole")
     for line in run(Options(file, phase, rank, rows, workgroup, listing, output)):
         click.echo(line)
+        flush_or_stop()  # a stream may have millions of lines

@@ -26,6 +26,7 @@ from k3tool.text.tokenizer import Tokenizer, has_tokenizer, open_tokenizer
 from stages import options as common
 from stages.engine_options import engine_options, run_options
 from stages.help import Sectioned
+from stages.streams import NobodyReads, flush_or_stop
 
 DEFAULT_SLOTS, DEFAULT_WAITING, DEFAULT_PORT, DEFAULT_GRACE = 4, 64, 8000, 10
 LOCALHOST = "127.0.0.1"
@@ -176,8 +177,8 @@ def _print_address(url: str) -> None:
     """Tell where to ask. Raises: K3Error where nobody can hear it."""
     try:
         click.echo(url)
-        sys.stdout.flush()
-    except BrokenPipeError:  # elsewhere no fault; here the address was all there was to say
+        flush_or_stop()
+    except NobodyReads:  # elsewhere no fault; here the address was all there was to say
         hint = "leave stdout open, or send it to a file"
         raise K3Error("stdout", got="closed", need="a reader of the address", hint=hint) from None
 

@@ -60,6 +60,7 @@ def _may_import(path: str, name: str) -> bool:
         "stages.engine_options",
         "stages.help",
         "stages.refusals",
+        "stages.streams",
         own,
         *(("stages.signals",) if path == "stages/cli.py" else ()),  # a process has one way to end
     )

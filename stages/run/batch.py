@@ -21,6 +21,7 @@ from k3tool.text.tokenizer import Tokenizer, has_tokenizer
 from stages import options as common
 from stages.run.prompt import Say, read_file, room_of, tokenizer_of
 from stages.run.show import Show, origin
+from stages.streams import flush_or_stop
 
 MOST_SLOTS = 8  # unless asked for more: each holds a context of its own in memory
 # What says how one run is read, kept or shown has no meaning for many.
@@ -103,6 +104,7 @@ def answer_batch(
             show(event)
         elif kind == "finished":
             click.echo(canonical_json({k: event[k] for k in event if k != "event"}))
+            flush_or_stop()
         elif kind == "end":
             note(summary(event))
 

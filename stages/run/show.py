@@ -14,6 +14,7 @@ from k3tool.runtime.run import Event, Reading, RunResult, describe
 from k3tool.tables import bytes_text, count_text
 from k3tool.text.chat import RESPONSE
 from k3tool.text.reply import Part, Reply
+from stages.streams import flush_or_stop, silence_stdout
 
 Show = Callable[[Event], None]
 _KEPT = "\n\t"  # control characters that a terminal may get from a model
@@ -100,7 +101,7 @@ def stream_ids(event: Event) -> None:
     """Print ids as they come, on one line."""
     if event["event"] == "token":
         click.echo((" " if event["step"] else "") + str(event["id"]), nl=False)
-        sys.stdout.flush()
+        flush_or_stop()
     elif event["event"] == "end":
         click.echo()
 
@@ -108,7 +109,7 @@ def stream_ids(event: Event) -> None:
 def stream_json(event: Event) -> None:
     """Print an event as a line of JSON."""
     click.echo(describe(event))
-    sys.stdout.flush()
+    flush_or_stop()
 
 
 class TextStream:
@@ -146,7 +147,8 @@ def answer_only(show: Show) -> Show:
 def _write(text: str, *, is_answer: bool) -> None:
     stream = sys.stdout if is_answer else sys.stderr
     click.echo(_tame(text) if stream.isatty() else text, nl=False, err=not is_answer)
-    stream.flush()
+    if is_answer:
+        flush_or_stop()
 
 
 def _tame(text: str) -> str:
@@ -213,4 +215,4 @@ class UntilNobodyReads:
             self._is_reading = False
             if error.errno not in (errno.EPIPE, errno.EBADF):
                 self.error = error
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            silence_stdout()
