@@ -17,7 +17,11 @@ from k3tool.tables import bytes_text, have_text, need_text
 
 # Address space for Python, NumPy, HDF5, the e-graph and a few threads' stacks, before any work:
 # at 300 MB the e-graph's library aborts, at 400 MB the whole pipeline runs (tiny model, 2026-11).
-STARTUP_BYTES = 400_000_000
+STARTUP_ADDRESS_BYTES = 400_000_000
+# Memory that the same takes, as a control group counts it: at most 20 MB for `isa`, 29 for
+# `inspect`, 57 for a `run` with its ranks (tiny model, program in the cache, 2026-12), of which 10 are taken
+# before this is asked.
+STARTUP_BYTES = 64_000_000
 THREAD_BYTES = 10 << 20  # a thread's stack and its allocator's first pages
 _CGROUP = Path("/sys/fs/cgroup")
 _MEMBERSHIP = Path("/proc/self/cgroup")
@@ -25,10 +29,24 @@ _NO_LIMIT = 1 << 62  # version 1 writes the largest multiple of a page
 
 
 class Room(NamedTuple):
-    """Bytes that may still be taken, and the limit that says so."""
+    """Bytes that may still be taken, and the limit that says so.
+
+    Of address space much more is taken than of memory: libraries and stacks are mapped whole.
+    """
 
     n_bytes: int
     limit: str
+    is_address: bool = False
+
+    @property
+    def is_start_possible(self) -> bool:
+        """Return whether a command can start in it, before any work."""
+        return self.n_bytes >= self.startup_bytes
+
+    @property
+    def startup_bytes(self) -> int:
+        """Return what a command takes of it to start."""
+        return STARTUP_ADDRESS_BYTES if self.is_address else STARTUP_BYTES
 
 
 def address_limit() -> int | None:
@@ -41,9 +59,8 @@ def rooms() -> Iterator[Room]:
     """Yield what every limit leaves: address space, control group, the machine's free memory."""
     limit = address_limit()
     if limit is not None:
-        yield Room(
-            max(0, limit - _mapped_bytes()), f"the address space limit of {bytes_text(limit)}"
-        )
+        left = max(0, limit - _pages(0))
+        yield Room(left, f"the address space limit of {bytes_text(limit)}", is_address=True)
     group = group_room()
     if group is not None:
         yield group
@@ -57,6 +74,25 @@ def require_room(need_bytes: int, what: str) -> None:
     least = min(rooms(), default=None)
     if least is not None and least.n_bytes < need_bytes:
         raise too_little(least.n_bytes, least.limit, need_bytes, what)
+
+
+def require_memory(peak_bytes: int, what: str) -> None:
+    """Refuse a step at whose end this process has taken `peak_bytes` in all, by what counts memory.
+
+    A limit of address space is another measure. Raises: TargetError saying need and have.
+    """
+    need = max(0, peak_bytes - _pages(1))
+    least = min((room for room in rooms() if not room.is_address), default=None)
+    if least is not None and least.n_bytes < need:
+        raise too_little(least.n_bytes, least.limit, need, what)
+
+
+def require_start(command: str) -> None:
+    """Refuse a command that cannot even start. Raises: TargetError saying need and have."""
+    for room in sorted(rooms()):
+        if not room.is_start_possible:
+            what = f"{command} before any work"
+            raise too_little(room.n_bytes, room.limit, room.startup_bytes, what)
 
 
 def too_little(have_bytes: int, limit: str, need_bytes: int, what: str) -> TargetError:
@@ -80,8 +116,9 @@ def give_back() -> None:
         trim(0)
 
 
-def _mapped_bytes() -> int:
-    pages = int(Path("/proc/self/statm").read_text().split()[0])
+def _pages(nth: int) -> int:
+    """Return what the process has, in bytes: mapped (0), or in memory (1)."""
+    pages = int(Path("/proc/self/statm").read_text().split()[nth])
     return pages * os.sysconf("SC_PAGE_SIZE")
 
 

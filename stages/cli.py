@@ -33,7 +33,7 @@ try:
 
     from k3tool import __version__
     from k3tool.errors import K3Error, TargetError
-    from k3tool.memory import STARTUP_BYTES, require_room, rooms
+    from k3tool.memory import require_start, rooms
     from stages.help import EXIT_CODES, TRACEBACK, finish
     from stages.refusals import PROGRAM, Commands, command_of, in_our_form
     from stages.streams import NobodyReads, open_standard_streams, silence_stdout
@@ -80,7 +80,7 @@ class LazyGroup(Commands):
         """Import and return one command, or None if there is no such one."""
         if cmd_name not in COMMANDS:
             return None
-        require_room(STARTUP_BYTES, f"{cmd_name} before any work")
+        require_start(cmd_name)
         command = importlib.import_module(COMMANDS[cmd_name].module).command
         assert isinstance(command, click.Command)
         finish(command)

@@ -20,9 +20,10 @@ from k3tool.compiler.proved import save_proved_plan
 from k3tool.compiler.rules import RULE_NAMES
 from k3tool.errors import ArtifactError, UsageError, excluded
 from k3tool.isa.table import ALL_PHASES, Op
+from k3tool.memory import require_memory
 from k3tool.model.config import K3Config
 from k3tool.progress import waiting
-from k3tool.runtime.budget import fit
+from k3tool.runtime.budget import compile_bytes, fit
 from k3tool.runtime.options import parse_size
 from k3tool.tables import bytes_text
 from k3tool.targets import BATCH, DEFAULT_CHUNK, DEFAULT_CONTEXT, Target, get_target
@@ -83,6 +84,7 @@ def run(options: Options) -> Result:
     if options.memory_bytes is not None:
         _check_budget(options, target)
     config, tp, inputs, identity = _read_source(options)
+    require_memory(compile_bytes(config), "compiling")
     limit = config.max_position_embeddings
 
     def compile_chunk(chunk: int) -> Plan:

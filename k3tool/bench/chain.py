@@ -54,7 +54,7 @@ class Chain:
     histogram: Mapping[str, int]
     bytes_total: int
     bytes_mean: float
-    bytes_median: float
+    bytes_median: int  # of an even number of packets the lower of the middle two
     reread_total: int  # bytes that slices read again, from a cache: see `reread_bytes`
     reread_by_op: Mapping[str, int]
     floor_ms: Mapping[str, float]  # chain times the cost of a hand-off
@@ -96,7 +96,7 @@ def measure_chain(plan: Plan, phase_name: str, bandwidth: float) -> Chain:
         histogram=_histogram(phase),
         bytes_total=int(moved.sum()),
         bytes_mean=float(moved.mean()),
-        bytes_median=float(np.median(moved)),
+        bytes_median=int(np.sort(moved)[(len(moved) - 1) // 2]),
         reread_total=int(again.sum()),
         reread_by_op=_by_op(phase, again),
         floor_ms={name: handoffs * us / 1000 for name, us in HANDOFF_US.items()},

@@ -32,10 +32,11 @@ from k3tool.fields import params_of
 from k3tool.isa.emit import emit
 from k3tool.isa.stream import Isa, load_isa
 from k3tool.isa.table import isa_hash
+from k3tool.memory import require_memory
 from k3tool.model.config import K3Config
 from k3tool.model.sizes import rank_bytes
 from k3tool.progress import at_step, progress_of
-from k3tool.runtime.budget import fit, run_floor
+from k3tool.runtime.budget import compile_bytes, fit, run_floor
 from k3tool.runtime.build import ROOT
 from k3tool.runtime.cache_entry import locked, remove_shards, require_no_folder
 from k3tool.runtime.finite import state_key
@@ -270,6 +271,7 @@ def _cached_program(source: Source, options: RunOptions, say: Say) -> Program:
         with entry.building():
             require_no_folder(path)
             require_no_folder(plan_path)
+            require_memory(compile_bytes(source.config), "compiling")
             plan = save_proved_plan(_compiled(source, options, settings, reserved), plan_path)
             save_proved_isa(emit(plan, target.name, plan_path.name), path)
         return Program(load_isa(path), path.name, "built")

@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from k3tool.errors import K3Error, TargetError, install_extra, printable
-from k3tool.memory import STARTUP_BYTES, rooms
+from k3tool.memory import rooms
 from k3tool.runtime.gpu_compilers import TARGETS as GPU_TARGETS
 from k3tool.runtime.gpu_compilers import find_compiler, needs
 from k3tool.runtime.interpreter import load
@@ -102,8 +102,7 @@ def memory_checks() -> Iterator[Check]:
     """Yield what each limit leaves. FAIL where not even the commands' own libraries fit."""
     for room in sorted(rooms()):
         detail = f"{bytes_text(room.n_bytes)} left under {room.limit}"
-        is_enough = room.n_bytes >= STARTUP_BYTES
-        yield (passed if is_enough else failed)("memory", detail)
+        yield (passed if room.is_start_possible else failed)("memory", detail)
 
 
 def cache_check(cache: Path) -> Check:

@@ -317,13 +317,27 @@ class Service:
         self, generation: Generation, ids: Sequence[int], ask: Ask, is_chat: bool
     ) -> Request:
         ends = frozenset() if ask.ignore_eos else self.served.end_ids
-        left = max(1, self.engine.context - len(ids) + 1)
-        most_new = ask.max_tokens or (left if is_chat else min(left, DEFAULT_NEW))
+        most_new = self._most_new(len(ids), ask, is_chat)
         return Request(
             ids, most_new, generation.on_token, ends | set(ask.stop_ids),
             generation.choose, generation.ends, wants_logits=generation.wants_logits,
             on_error=generation.on_error,
         )  # fmt: skip
+
+    def _most_new(self, n: int, ask: Ask, is_chat: bool) -> int:
+        """Return how many tokens an answer may have. Raises: UsageError, by the rules of a run."""
+        context, vocab = self.engine.context, self.engine.vocab
+        for token in ask.stop_ids:
+            if token >= vocab:
+                raise UsageError("stop_token_ids", got=token, need=f"0 to {vocab - 1} (vocab_size)")
+        left = max(1, context - n)
+        most_new = ask.max_tokens or (left if is_chat else min(left, DEFAULT_NEW))
+        if n + most_new > context:
+            raise UsageError(
+                "prompt and tokens", got=f"{n} + {most_new} = {n + most_new} positions",
+                need=f"at most {context}", hint="generate fewer, or shorten the prompt",
+            )  # fmt: skip
+        return most_new
 
     # -- the engine's thread -------------------------------------------------------------------
 

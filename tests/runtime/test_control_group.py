@@ -15,7 +15,7 @@ from k3tool.memory import group_room
 REPO = Path(__file__).resolve().parents[2]
 ROOT = Path("/sys/fs/cgroup")
 MEGABYTES = 10**6
-BUDGET = 500 * MEGABYTES  # a start is refused below 400
+BUDGET = 300 * MEGABYTES  # below the address space that a start takes
 Group = Callable[[int], Path]
 
 
@@ -101,6 +101,26 @@ def test_a_group_of_a_tenth_does_not_hold_it(
     done = inside(folder, *run_words(oracle("tiny_tp8"), tmp_path, "--memory", BUDGET))
     assert done.returncode != 0
     assert '"event":"end"' not in done.stdout
+
+
+def test_a_group_holds_what_starts_in_it_and_refuses_the_rest(
+    oracle: Callable[[str], Path], tmp_path: Path, group: Group
+) -> None:
+    """A start takes 400 MB of address space and a sixth of it in memory; compiling takes more."""
+    folder, source = group(100 * MEGABYTES), oracle("tiny_tp8")
+    words = ("run", source, "--ids", 1, "--gen", 1, "--cache", tmp_path)
+    assert inside(folder, "isa").returncode == 0
+    assert inside(folder, "inspect", source).returncode == 0
+    for compiling in (words, ("compile-plan", source, "--tp", 1, "-o", tmp_path / "p.h5")):
+        refused = inside(folder, *compiling)
+        assert refused.returncode == 5, refused
+        assert "for compiling" in refused.stderr
+    made = subprocess.run(
+        [sys.executable, "-m", "stages.cli", *map(str, words)], cwd=REPO, text=True,
+        capture_output=True, timeout=120, check=True,
+    )  # fmt: skip
+    done = inside(folder, *words)  # the program is there by now
+    assert (done.returncode, done.stdout) == (0, made.stdout), done.stderr
 
 
 def test_the_group_is_seen(tmp_path: Path) -> None:

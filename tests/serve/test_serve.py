@@ -147,6 +147,12 @@ def test_stops(client: Any) -> None:
         ({"prompt": [600]}, "id 1 of 1: got 600, need 0 to 511"),
         ({"prompt": [1] * 2000}, "prompt and tokens: got 2000"),
         ({"max_tokens": 1025}, "prompt and tokens: got 1 \\+ 1025"),
+        ({"max_tokens": 1024}, "got 1 \\+ 1024 = 1025 positions, need at most 1024"),
+        ({"prompt": [1] * 1024, "max_tokens": None}, "got 1024 \\+ 1 = 1025 positions"),
+        (
+            {"extra_body": {"stop_token_ids": [7, 99999]}},
+            "stop_token_ids: got 99999, need 0 to 511",
+        ),
         ({"temperature": -1}, "temperature: got -1"),
         ({"extra_body": {"best": 3}}, "best: got a field that is not known here"),
         ({"n": SLOTS + WAITING + 1}, f"n: got {SLOTS + WAITING + 1} answers at once"),
@@ -158,6 +164,16 @@ def test_a_bad_request(client: Any, change: dict[str, Any], said: str) -> None:
     with pytest.raises(openai.BadRequestError, match=said):
         client.completions.create(**body)
     assert client.completions.create(model="tiny", prompt=[1], max_tokens=2).choices
+
+
+def test_the_longest_answer_is_taken(client: Any) -> None:
+    """The control of the refusals: all of the context, and the last id that there is."""
+    body = {"stop_token_ids": [511], "ignore_eos": True}
+    made = client.completions.create(
+        model="tiny", prompt=[1] * 1020, max_tokens=4, temperature=0, extra_body=body
+    )
+    assert made.usage.total_tokens <= 1024
+    assert made.choices[0].finish_reason in ("length", "stop")
 
 
 def test_another_model_or_key(client: Any, server: ServerProcess) -> None:

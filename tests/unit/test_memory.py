@@ -86,3 +86,11 @@ def test_a_real_group() -> None:
         assert 0 < found.n_bytes <= 64 << 20
     finally:
         folder.rmdir()
+
+
+def test_memory_and_address_space_are_measured_apart() -> None:
+    """100 MB left are enough of memory for a start, and too little of address space."""
+    assert Room(100_000_000, "a group").is_start_possible
+    assert not Room(100_000_000, "ulimit -v", is_address=True).is_start_possible
+    assert Room(400_000_000, "ulimit -v", is_address=True).is_start_possible
+    assert not Room(50_000_000, "a group").is_start_possible
