@@ -19,8 +19,8 @@ from k3tool.tables import bytes_text, have_text, need_text
 # at 300 MB the e-graph's library aborts, at 400 MB the whole pipeline runs (tiny model, 2026-11).
 STARTUP_ADDRESS_BYTES = 400_000_000
 # Memory that the same takes, as a control group counts it: at most 20 MB for `isa`, 29 for
-# `inspect`, 57 for a `run` with its ranks (tiny model, program in the cache, 2026-12), of which 10 are taken
-# before this is asked.
+# `inspect`, 57 for a `run` with its ranks (tiny model, program in the cache, 2026-12), of which 10
+# are taken before this is asked.
 STARTUP_BYTES = 64_000_000
 THREAD_BYTES = 10 << 20  # a thread's stack and its allocator's first pages
 _CGROUP = Path("/sys/fs/cgroup")
