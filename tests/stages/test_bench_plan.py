@@ -48,6 +48,13 @@ def test_the_hand_written_plan_has_the_chain_that_can_be_counted() -> None:
     assert c.floor_ms["first"] == pytest.approx(8 * 13.2e-3)
 
 
+def test_bytes_are_whole_numbers_and_the_median_is_one_that_a_packet_moves() -> None:
+    """Of eight packets the mean of the middle two would be bytes that none of them moves."""
+    data = chain_data(measure_chain(plans.plan(), "decode", 1e9))
+    found = re.findall(r'"bytes_(total|median)": (\d+)[,}]', json.dumps(data))
+    assert [name for name, _ in found] == ["total", "median"]
+
+
 def test_a_path_that_is_not_the_waits_is_refused() -> None:
     plan = plans.plan()
     phase = replace(plan.phases["decode"], critical_path=3)
