@@ -4,6 +4,7 @@ Nothing heavy is imported here: the help of all commands must not cost NumPy. A 
 imported when its command is chosen and offers `command` (click) and `run(options) -> Result`.
 """
 
+import os
 import sys
 from typing import TYPE_CHECKING
 
@@ -24,7 +25,6 @@ try:
 
     import contextlib
     import importlib
-    import os
     import traceback
     from collections.abc import Sequence
     from typing import NamedTuple
@@ -34,14 +34,14 @@ try:
     from k3tool import __version__
     from k3tool.errors import K3Error, TargetError
     from k3tool.memory import require_start, rooms
+    from k3tool.threads import fit_pools, out_of_threads
     from stages.help import EXIT_CODES, TRACEBACK, finish
     from stages.refusals import PROGRAM, Commands, command_of, in_our_form
     from stages.streams import NobodyReads, open_standard_streams, silence_stdout
 except KeyboardInterrupt:  # Ctrl-C while modules load is Ctrl-C all the same
-    sys.exit(130)  # INTERRUPTED, whose own module may be the one that was loading
+    os._exit(130)  # INTERRUPTED, whose own module may not have loaded; a second one cuts nothing
 
 _COMPLETE = "_K3TOOL_COMPLETE"  # set by what `k3tool completion` prints, at every Tab
-_NO_THREAD = "can't start new thread"  # of CPython, which has no error of its own for it
 
 
 class Entry(NamedTuple):
@@ -81,6 +81,7 @@ class LazyGroup(Commands):
         if cmd_name not in COMMANDS:
             return None
         require_start(cmd_name)
+        fit_pools()
         command = importlib.import_module(COMMANDS[cmd_name].module).command
         assert isinstance(command, click.Command)
         finish(command)
@@ -143,10 +144,6 @@ def run_command(arguments: Sequence[str]) -> int:
         return _report(error, context)
     except MemoryError:
         return _report(_out_of_memory(), context)
-    except RuntimeError as error:
-        if str(error) != _NO_THREAD:
-            raise
-        return _report(_out_of_threads(), context)
     except ModuleNotFoundError as error:
         if _is_ours(error):
             raise
@@ -162,6 +159,10 @@ def run_command(arguments: Sequence[str]) -> int:
     except OSError as error:
         silence_stdout()
         return _report(_system_error(error), context)
+    except BaseException as error:  # a pool in Rust has no Exception for it
+        if (refusal := out_of_threads(error)) is None:
+            raise
+        return _report(refusal, context)
     return 0
 
 
@@ -182,14 +183,6 @@ def _out_of_memory() -> TargetError:
     return TargetError(
         "memory", got=got, need="more for the next step",
         hint="raise the limit (ulimit -v, the container's), or do less at a time",
-    )  # fmt: skip
-
-
-def _out_of_threads() -> TargetError:
-    """Return the refusal for a thread that the system did not start, of whichever pool."""
-    return TargetError(
-        "threads", got="no more of the system", need="a few beside those that run",
-        hint="raise the limit (ulimit -u, the container's), or use fewer (--jobs, --threads)",
     )  # fmt: skip
 
 
@@ -228,14 +221,15 @@ def _complete(instruction: str) -> int:
 def main() -> None:
     """Run the command line of this process."""
     try:
-        open_standard_streams()
         take_signals()
+        open_standard_streams()
         asked = os.environ.get(_COMPLETE)
         code = _complete(asked) if asked else run_command(sys.argv[1:])
+        ignore_signals()  # within: one that comes before it is caught, and none comes after
     except (KeyboardInterrupt, Terminated) as stop:  # between the commands' own handlers
+        ignore_signals()
         code = INTERRUPTED if isinstance(stop, KeyboardInterrupt) else stop.exit_code
     if code > 128:  # 128 and a signal's number
-        ignore_signals()
         _leave(code)
     sys.exit(code)
 

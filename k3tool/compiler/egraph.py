@@ -14,13 +14,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from egglog.bindings import EGraph as Engine
-
 from k3tool.compiler.patterns import Rule, Term
 from k3tool.errors import K3Error
 from k3tool.isa.table import Op
 from k3tool.model.nodes import Graph, Leaf, Node
 from k3tool.model.operators import attr_names, input_operands
+from k3tool.threads import require_thread
+
+require_thread()  # first: loading egglog without one prints a backtrace of Rust
+from egglog.bindings import EGraph as Engine  # noqa: E402
 
 
 class Form(NamedTuple):

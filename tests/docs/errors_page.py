@@ -47,10 +47,11 @@ $ k3tool run ckpt --ids 1,,2 --traceback    # exit 2
 ```
 
 shows the refusal, then where in the code it arose. An error without `k3tool COMMAND:` in front is a
-bug of ours. Ctrl-C ends with 130, SIGTERM with 143, a closed terminal (SIGHUP, unless under nohup)
-with 129, all after ranks are stopped and unfinished files are gone. A reader that goes away
-(`| head`) is no error and changes no verdict: a check that fails ends with its code all the same.
-Words that stderr cannot take are dropped. `--json` changes no refusal.
+bug of ours. Ctrl-C ends with 130, SIGTERM with 143, a closed terminal (SIGHUP) with 129, all after
+ranks are stopped and unfinished files are gone; further signals do not hurry that. A signal that
+whoever started the command had ignored (nohup, `trap ''`, a script's `&`) stays ignored. A reader
+that goes away (`| head`) is no error and changes no verdict: a check that fails ends with its code
+all the same. Words that stderr cannot take are dropped. `--json` changes no refusal.
 
 The commands were run in a folder made so (`LM_HEAD` is where lm_head's first value lies; `{stale}`
 was written by another version of the op table):
