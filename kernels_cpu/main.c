@@ -174,6 +174,7 @@ int main(int argc, char **argv) {
     signal(SIGPIPE, SIG_IGN);
     signal(SIGINT, SIG_IGN); /* the driver decides, also where a supervisor sends its signal to the whole group */
     signal(SIGTERM, SIG_IGN);
+    signal(SIGHUP, SIG_IGN);
     const K3Bodies *bodies = k3_choose_bodies(o.leaves);
     if (bodies == NULL) return refuse(5, o.leaves, "this CPU does not have these leaves");
     const int code = start(&rank, &o, bodies);

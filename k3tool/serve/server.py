@@ -2,10 +2,12 @@
 
 import asyncio
 import errno
+import inspect
+import signal
 import socket
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 
 from k3tool.errors import TargetError, UsageError, install_extra
 
@@ -14,6 +16,7 @@ _HOSTS = "leave out --host to listen to this machine alone; 0.0.0.0 listens to a
 _BACKLOG = 128
 _LAST_WORDS_SECONDS = 2  # for answers that end to say so
 _TICK_SECONDS = 0.05
+_ENDS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 def bind(host: str, port: int) -> socket.socket:
@@ -84,6 +87,21 @@ class Server:
                 await super().startup(sockets)
                 on_ready()
 
+            @contextmanager
+            def capture_signals(self) -> Iterator[None]:
+                """Take what ends a command, but nothing that whoever started us had ignored; the
+                first that came is raised again. uvicorn's own takes no SIGHUP, and all others.
+                """
+                taken = [each for each in _ENDS if signal.getsignal(each) is not signal.SIG_IGN]
+                before = [(each, signal.signal(each, self.handle_exit)) for each in taken]
+                try:
+                    yield
+                finally:
+                    for each, handler in before:
+                        signal.signal(each, handler)
+                for first in self._captured_signals[:1]:
+                    signal.raise_signal(first)
+
             async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
                 ending = asyncio.create_task(self._end())
                 await super().shutdown(sockets)
@@ -112,7 +130,10 @@ class Server:
             try:
                 runner.run(serving)
             finally:
-                serving.close()  # or Python warns of one that a signal kept from beginning
+                # Python warns of one that a signal kept from beginning; one that has begun is its
+                # task's to end.
+                if inspect.getcoroutinestate(serving) == inspect.CORO_CREATED:
+                    serving.close()
 
     def stop(self) -> None:
         """End it soon; for any thread."""

@@ -27,7 +27,9 @@ def is_gone(pid: int) -> bool:
     return not Path(f"/proc/{pid}").exists()
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+@pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130), (signal.SIGHUP, 129)]
+)
 def test_a_signal(start: Start, number: int, code: int) -> None:
     """While it generates: the client is told, ranks go, the exit code is that of any command."""
     server = start("--tp", 2)
@@ -39,7 +41,9 @@ def test_a_signal(start: Start, number: int, code: int) -> None:
             model="tiny", prompt=[1], max_tokens=400, stream=True, extra_body=body
         )
         next(iter(stream))
-        assert server.end(number)[0] == code
+        ended, said = server.end(number)
+        assert ended == code
+        assert "Traceback" not in said
         with pytest.raises(openai.APIError, match="the service is ending"):
             list(stream)
     assert all(map(is_gone, ranks))
@@ -88,16 +92,19 @@ def answers(url: str) -> bool:
         return False
 
 
-def test_a_signal_to_the_whole_group(start: Start) -> None:
-    """A supervisor sends SIGTERM to ranks as well: it is the driver that decides, and no fault."""
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_to_the_whole_group(start: Start, number: int) -> None:
+    """A supervisor sends SIGTERM to ranks as well, and a terminal SIGHUP: it is the driver that
+    decides, and no fault.
+    """
     server = start("--tp", 2)
     ranks = server.ranks
     for pid in ranks:
-        os.kill(pid, signal.SIGTERM)
+        os.kill(pid, number)
     with client_of(server) as client:
         assert client.completions.create(model="tiny", prompt=[1], max_tokens=4).choices
-    code, said = server.end()
-    assert code == 143, said
+    code, said = server.end(number)
+    assert code == 128 + number, said
     assert all(map(is_gone, ranks))
 
 
