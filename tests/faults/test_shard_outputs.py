@@ -11,7 +11,7 @@ import pytest
 from k3tool.checkpoint import shard_writer
 from k3tool.checkpoint.shard_writer import shard_checkpoint
 from k3tool.checkpoint.shards import Shards
-from k3tool.errors import UsageError
+from k3tool.errors import ArtifactError, UsageError
 from k3tool.runtime.cache import open_source, rank_weights
 from k3tool.runtime.options import RunOptions
 
@@ -182,7 +182,7 @@ def test_run_replaces_nothing_foreign_in_its_cache(oracle: Oracle, tmp_path: Pat
     (shards / "notes.txt").write_text("x")
     assert made() == "reused"
     (shards / "config.json").write_text("{}")
-    with pytest.raises(UsageError, match=r"notes\.txt, which shard did not write"):
+    with pytest.raises(ArtifactError, match=r"notes\.txt, which shard did not write"):
         made()
     (shards / "notes.txt").unlink()
     assert made() == "built"

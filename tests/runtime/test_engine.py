@@ -11,7 +11,7 @@ import pytest
 
 from k3tool.errors import TargetError
 from k3tool.runtime.engine import Engine, StepToken
-from k3tool.runtime.options import RunOptions
+from k3tool.runtime.options import RunOptions, parse_size
 from k3tool.runtime.prepare import prepare, running
 from k3tool.runtime.ranks import RankGroup
 from k3tool.runtime.scheduler import NewToken, Request, Scheduler
@@ -223,9 +223,9 @@ def test_under_the_least_budget_too(oracle: Callable[[str], Path], tmp_path: Pat
 
     with pytest.raises(TargetError) as caught:
         prepare(options(4, 1 << 20), _silent, _silent, is_engine=True)
-    found = re.search(r"at least (\d+) bytes", str(caught.value))
+    found = re.search(r"--memory ([\d.]+[KMG]?B)", str(caught.value))
     assert found is not None
-    job = prepare(options(4, int(found[1])), _silent, _silent, is_engine=True, logits_rows=4)
+    job = prepare(options(4, parse_size(found[1])), _silent, _silent, is_engine=True, logits_rows=4)
     assert job.program.isa.residency is not None
     prompts = [prompt_of(n, 9) for n in (3, 7, 2, 5, 4)]
     kept = [Kept(prompt, 3) for prompt in prompts]

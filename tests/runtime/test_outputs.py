@@ -18,7 +18,7 @@ import pytest
 
 from k3tool.errors import K3Error
 from k3tool.runtime.expert_trace import read_expert_trace
-from k3tool.runtime.options import RunOptions
+from k3tool.runtime.options import RunOptions, parse_size
 from k3tool.runtime.outputs import Outputs
 from k3tool.runtime.run import Event, run_model
 from k3tool.runtime.state_file import read_state
@@ -130,12 +130,13 @@ def test_room_that_is_not_there_is_said_before_weights_are_read(
     run_model(keeps)  # the control, which also compiles what the next run takes
     n_bytes = state.stat().st_size
     state.unlink()
-    refusal = r"state\.h5: got File too large, need \d+ bytes, what it may take"
+    refusal = r"state\.h5: got File too large, need [\d.]+ KB, what it may take"
     with file_limit(n_bytes // 2), pytest.raises(K3Error, match=refusal) as said:
         run_model(keeps, events.append)
     assert events == []
     assert list(tmp_path.iterdir()) == []
-    assert n_bytes <= int(re.findall(r"need (\d+)", said.value.text())[0]) <= 4 * n_bytes
+    need = re.findall(r"need ([\d.]+ KB)", said.value.text())[0]
+    assert n_bytes <= parse_size(need) <= 4 * n_bytes
 
 
 def test_room_is_held_while_the_run_goes_on(asked: RunOptions, tmp_path: Path) -> None:
